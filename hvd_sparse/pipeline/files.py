@@ -207,10 +207,11 @@ def _by_path(held: Sequence[_Held], stored: Sequence[_Stored]) -> _Pairs:
     for each in held:
         several = found[each.place]
         if len(several) > 1 and (each.is_weight or each.identity.part >= 0):
+            where = " and ".join(other.path.name for other in several)
             raise ValueError(
-                f"Expected one variable {each.place}, got it in {' and '.join(other.path.name for other in several)}, "
-                "as Keras has numbered the layers of each stage by itself: load the checkpoint with the same parts and "
-                "as many stages as have saved it, and save it anew, or give each layer a name of its own."
+                f"Expected one variable {each.place}, got it in {where}, as "
+                "Keras has numbered the layers of each stage by itself: load the checkpoint with the same parts and as "
+                "many stages as have saved it, and save it anew, or give each layer a name of its own."
             )
     return [(each, found[each.place][0]) for each in held]
 
