@@ -80,8 +80,8 @@ def test_resuming_is_told(tmp_path, capsys):
     _fit(_model(), tmp_path, 1)
     capsys.readouterr()
     _fit(_model(), tmp_path, 2)
-    (line,) = [each for each in capsys.readouterr().out.splitlines() if "resumes" in each]
-    assert str(tmp_path / "epoch-0000") in line and "1 of 2" in line
+    lines = [each for each in capsys.readouterr().out.splitlines() if "resumes" in each]
+    assert len(lines) == 1 and str(tmp_path / "epoch-0000") in lines[0] and "1 of 2" in lines[0], lines
 
 
 def test_that_nothing_is_left_is_told(tmp_path, capsys):
