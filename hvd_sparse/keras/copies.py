@@ -71,7 +71,7 @@ class Distribution:
         self.again(slots.without_loss_scaling(optimizer), local_variables=local)
 
 
-class CompileConfig(dict):  # type: ignore[type-arg]
+class CompileConfig(dict):
     """What `get_compile_config` returns, which is saved like any dictionary.
 
     Attributes:
