@@ -217,17 +217,13 @@ def backups_on_all_ranks_are_one_error():
 
 
 def float8_scales_are_equal():
-    for recipe, steps, eagerly in (
-        (None, None, False),
-        (None, 2, True),
-        (hvd.recipes.hitopk(0.5), 2, False),
-        (hvd.recipes.recommended(density=0.5), None, True),
-    ):
+    recipes = (None, hvd.recipes.hitopk(0.5), hvd.recipes.recommended(density=0.5))
+    for recipe, steps in zip(recipes, (None, 2, None), strict=True):
         keras.utils.set_random_seed(1)
         layer = keras.layers.Dense(4, "tanh", dtype="float8_from_float32")
         model = keras.Sequential([keras.Input((8,)), layer, keras.layers.Dense(1)])
         optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps)
-        model.compile(hvd.DistributedOptimizer(optimizer, aggregator=recipe), "mse", run_eagerly=eagerly)
+        model.compile(hvd.DistributedOptimizer(optimizer, aggregator=recipe), "mse")
         _fit(model)
         _require_equal(model)
         assert np.array(layer.inputs_amax_history).max() == np.abs(X).max()
