@@ -1,0 +1,32 @@
+"""The cells that are tested: every pair of values, every refusal, and more that a seed draws."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+from tests.grid import covering, refusals, rules
+from tests.grid.cell import AXES, Cell
+
+SEED = 1
+DRAWN = 600  # cells of the thorough tier, each of which holds 120 triples of values
+ANOTHER = "HVD_SPARSE_GRID_SEED"  # set: draws the thorough cells by this seed
+
+
+def _forbids(values: Mapping[str, str]) -> bool:
+    return rules.forbids(values) or refusals.forbids(values)
+
+
+@functools.cache
+def quick() -> list[Cell]:
+    """Cells that together hold every pair of values that is neither forbidden nor refused, and each refusal."""
+    return [*(Cell(**row) for row in covering.pairwise(AXES, _forbids, SEED)), *refusals.examples()]
+
+
+@functools.cache
+def thorough() -> list[Cell]:
+    """Cells that are drawn by a seed."""
+    rows = covering.drawn(AXES, _forbids, int(os.environ.get(ANOTHER, SEED)), DRAWN)
+    known = set(quick())
+    return [cell for cell in dict.fromkeys(Cell(**row) for row in rows) if cell not in known]

@@ -1,0 +1,23 @@
+"""Cells that are known to be wrong; empty when there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.grid.cell import Cell
+
+
+class Fault(NamedTuple):
+    """A known fault: its number in the list of faults, and the cells that show it."""
+
+    number: str
+    shows: Callable[[Cell], bool]
+
+
+FAULTS: list[Fault] = []
+
+
+def of(cell: Cell) -> Fault | None:
+    """The first fault that a cell shows."""
+    return next((row for row in FAULTS if row.shows(cell)), None)

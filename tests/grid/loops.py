@@ -1,0 +1,70 @@
+"""The axis of loops: what runs the steps of an epoch. All of these are eager; `traced.py` has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from tests.grid.models import BATCH, Two
+
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+def fit(model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any]) -> None:
+    """`model.fit`, with the number of the epoch."""
+    inputs, targets = (np.concatenate(each) for each in zip(*batches, strict=True))
+    begins = 0 if callbacks else epoch  # a callback that resumes says which epoch begins
+    model.fit(
+        inputs,
+        targets,
+        batch_size=BATCH,
+        initial_epoch=begins,
+        epochs=epoch + 1,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
+
+
+def train_on_batch(model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any]) -> None:
+    """`model.train_on_batch`, with callbacks that are called by hand."""
+    _by_hand(model, batches, epoch, callbacks, model.train_on_batch)
+
+
+def tape(model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any]) -> None:
+    """A loop with a `tf.GradientTape`, as in scripts."""
+
+    def step(inputs: np.ndarray, targets: np.ndarray) -> None:
+        if isinstance(model, Two):
+            model.train_step((tf.constant(inputs), tf.constant(targets)))
+            return
+        optimizer, variables = model.optimizer, model.trainable_variables
+        with hvd.looking_ahead(optimizer), tf.GradientTape() as recorded:
+            loss = optimizer.scale_loss(tf.reduce_mean(tf.square(model(inputs, training=True) - targets)))
+        optimizer.apply(recorded.gradient(loss, variables), variables)
+
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    _by_hand(model, batches, epoch, callbacks, step)
+
+
+def _by_hand(
+    model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any], step: Callable[..., Any]
+) -> None:
+    called = keras.callbacks.CallbackList(list(callbacks), model=model)
+    called.on_train_begin()
+    called.on_epoch_begin(epoch)
+    for number, (inputs, targets) in enumerate(batches):
+        called.on_train_batch_begin(number)
+        step(inputs, targets)
+        called.on_train_batch_end(number)
+    called.on_epoch_end(epoch, {})
+    called.on_train_end()
+
+
+LOOPS: dict[str, Callable[..., None]] = {"tape": tape, "train_on_batch": train_on_batch, "fit": fit}

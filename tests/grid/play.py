@@ -1,0 +1,117 @@
+"""Trains one cell: what each rank does, and what it ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvd_sparse as hvd
+from tests.grid import world
+from tests.grid.cell import Cell
+from tests.grid.loops import LOOPS
+from tests.grid.models import MODELS, batch, made, path
+from tests.grid.optimizers import OPTIMIZERS
+from tests.grid.recipes import RECIPES
+from tests.grid.ways import WAYS, Stopped
+
+Values = list[tuple[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What a rank ends with: its variables by path, and those of a training that was not stopped, if that is known."""
+
+    values: Values
+    unstopped: Values | None
+
+
+def played(cell: Cell) -> list[Ended]:
+    """What each rank ends with, with ranks that are threads."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="grid"))
+    try:
+        return world.run(cell.ranks, cell.local_size, lambda rank: _of_rank(cell, rank, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def batches(cell: Cell, rank: int, phase: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """A rank's batches in the first or second phase."""
+    first, second = cell.counts
+    steps = range(first) if phase == 0 else range(first, first + second)
+    return [batch(cell.model, 0 if cell.data == "same" else rank, step) for step in steps]
+
+
+def optimizer_of(cell: Cell) -> keras.optimizers.Optimizer:
+    """The cell's optimizer as Keras makes it."""
+    optimizer = OPTIMIZERS[cell.optimizer].make()
+    if cell.passes == "keras_two":
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner.gradient_accumulation_steps = 2
+    return optimizer
+
+
+def _of_rank(cell: Cell, rank: int, folder: pathlib.Path) -> Ended:
+    stopped = _train(cell, rank, folder, cell.way)
+    unstopped = _train(cell, rank, folder, "not_stopped") if cell.is_exact and cell.way != "not_stopped" else None
+    return Ended(stopped, unstopped)
+
+
+def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
+    recipe, options = RECIPES[cell.recipe], _options(cell)
+
+    def aggregator() -> Any:
+        return recipe.make(cell.share)
+
+    def new(other: Any = None) -> keras.Model:
+        return _compiled(cell, made(cell.model, rank), other or aggregator(), options)
+
+    def train(model: keras.Model, phase: int, callbacks: Sequence[Any]) -> None:
+        for each in optimizers(model):
+            getattr(each, "inner_optimizer", each).set_epoch(phase)
+        LOOPS[cell.loop](model, batches(cell, rank, phase), phase, callbacks)
+
+    model, chosen = new(), WAYS[way]
+    start = model.get_weights()
+    if cell.counts[0]:
+        train(model, 0, chosen.saves(folder))
+    model, callbacks = chosen.go_on(
+        Stopped(model, new, aggregator, options, start, folder, lambda name: world.gather(None, name))
+    )
+    train(model, 1, callbacks)
+    return values(model)
+
+
+def _options(cell: Cell) -> dict[str, Any]:
+    return {"backward_passes_per_step": 2} if cell.passes == "horovods_two" else {}
+
+
+def _compiled(cell: Cell, model: keras.Model, aggregator: Any, options: dict[str, Any]) -> keras.Model:
+    local = [layer for layer in model.layers if layer.name in MODELS[cell.model].local]
+    own = [
+        hvd.DistributedOptimizer(optimizer_of(cell), aggregator=aggregator, local_layers=local, **options)
+        for _ in range(MODELS[cell.model].optimizers)
+    ]
+    model.compile(*own, loss="mse", run_eagerly=True)
+    return model
+
+
+def optimizers(model: keras.Model) -> list[Any]:
+    """The optimizers of a model."""
+    return [model.optimizer, *([model.second] if hasattr(model, "second") else ())]
+
+
+def values(model: keras.Model) -> Values:
+    """All variables of a model, by path, without metrics."""
+    held = [*model.weights, *(each for each in model.variables if each.path.endswith("seed_generator_state"))]
+    distinct: dict[int, Any] = {id(each): each for each in held}
+    return [(path(each), keras.ops.convert_to_numpy(each)) for each in distinct.values()]
+
+
+Play = Callable[[Cell], list[Ended]]
