@@ -122,7 +122,7 @@ class Cell:
     def is_simulated(self) -> bool:
         """Whether plain Keras optimizers can do the same, as nothing waits to be sent and no state is averaged."""
         recipe, one_node = RECIPES[self.recipe], self.nodes == 1
-        if not self.sends_all or not WAYS[self.way].plain:
+        if not self.sends_all or (WAYS[self.way].changes and recipe.applies != GRADIENTS):
             return False
         if recipe.corrects:
             return self.optimizer not in OTHER_WITH_CORRECTION
@@ -138,7 +138,7 @@ class Cell:
         way, recipe = WAYS[self.way], RECIPES[self.recipe]
         if way.exact:
             return True
-        if not way.keeps_slots or (self.has_own and way.loses_own):
+        if not way.keeps_slots or way.changes or (self.has_own and way.loses_own):
             return False
         plain = recipe.applies == GRADIENTS and not recipe.corrects
         return plain and self.sends_all and not (self.when == "middle" and way.loses_own)

@@ -68,15 +68,16 @@ def _embedding_and_local(rank: int) -> keras.Model:
 
 
 def _stateful(rank: int) -> keras.Model:
-    memory = keras.layers.SimpleRNN(3, stateful=True, name="memory")
+    memory = keras.layers.SimpleRNN(3, stateful=True, seed=3, name="memory")
     return keras.Sequential([keras.Input(batch_shape=(BATCH, 2, 2)), memory, _last()], name="net")
 
 
+@keras.saving.register_keras_serializable("grid")
 class Towers(keras.Model):
     """Two towers whose variables have equal paths; the first is not used, so that it gets no gradient."""
 
-    def __init__(self) -> None:
-        super().__init__(name="towers")
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"name": "towers", **options})
         self.unused, self.used = self._tower(), self._tower()
         self.built = True
 
@@ -87,11 +88,12 @@ class Towers(keras.Model):
         return self.used(inputs)
 
 
+@keras.saving.register_keras_serializable("grid")
 class Two(keras.Model):
     """A critic and an actor, each with an optimizer of its own, which take one step each in a `train_step`."""
 
-    def __init__(self) -> None:
-        super().__init__(name="two")
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"name": "two", **options})
         self.critic = keras.Sequential([keras.Input((4,)), _first(), _last()], name="critic")
         self.actor = keras.Sequential([keras.Input((4,)), _first(), _last()], name="actor")
         self.built = True
@@ -99,6 +101,15 @@ class Two(keras.Model):
     def compile(self, optimizer: Any, second: Any, **options: Any) -> None:
         super().compile(optimizer, **options)
         self.second = second
+
+    def get_compile_config(self) -> dict[str, Any]:
+        optimizers = {"optimizer": self.optimizer, "second": self.second}
+        return {name: keras.saving.serialize_keras_object(each) for name, each in optimizers.items()}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        self.compile(**{name: keras.saving.deserialize_keras_object(each) for name, each in config.items()})
+        self.optimizer.build(self.critic.trainable_variables)
+        self.second.build(self.actor.trainable_variables)
 
     def call(self, inputs: Any) -> Any:
         return self.critic(inputs) + self.actor(inputs)
@@ -140,7 +151,7 @@ MODELS = {
     ),
     "stateful": Kind(_stateful, statistics=["memory/"], inputs=_sequences),
     "dropout": Kind(
-        lambda rank: _stack(_first(), keras.layers.Dropout(0.5, seed=7 + rank, name="drop"), _last()), own=["drop/"]
+        lambda rank: _stack(_first(), keras.layers.Dropout(0.5, seed=7 + rank, name="drop"), _last()), own=["drop/", "seed_generator/"]
     ),
     "spectral": Kind(
         lambda rank: _stack(keras.layers.SpectralNormalization(_first(), name="spectral"), _last()),

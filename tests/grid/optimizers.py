@@ -46,6 +46,6 @@ OPTIMIZERS = {
     "Muon": Row(lambda: _of.Muon(0.05, weight_decay=None, adam_weight_decay=None), 2e-2),
     "scaled_SGD": Row(lambda: _of.LossScaleOptimizer(_of.SGD(0.1, momentum=0.9), initial_scale=8.0), LINEAR),
     "scaled_Adam": Row(lambda: _of.LossScaleOptimizer(_of.Adam(0.05), initial_scale=8.0), DIVIDING),
-    "LARS": Row(lambda: LARS(0.5, 0.9, weight_decay=0.01, trust_coefficient=0.1), DIVIDING),
-    "LAMB": Row(lambda: LAMB(0.05, weight_decay=0.01), DIVIDING),
+    "LARS": Row(lambda: LARS(0.5, 0.9, weight_decay=0.01, trust_coefficient=0.1, parallel=False), DIVIDING),
+    "LAMB": Row(lambda: LAMB(0.05, weight_decay=0.01, parallel=False), DIVIDING),
 }

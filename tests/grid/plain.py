@@ -101,6 +101,8 @@ class _Part:
         optimizer, own = self.optimizers[rank], self.variables[rank]
         given = [None if each is None else tf.constant(each, tf.float32) for each in gradients]
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if self.cell.passes == "horovods_two":
+            inner.iterations.assign(self.passes - 1)  # Horovod's count of iterations is that of passes
         inner.apply(given, own)
 
     def _combine(self, number: int, before: list[np.ndarray]) -> None:

@@ -74,7 +74,9 @@ def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
 
     def train(model: keras.Model, phase: int, callbacks: Sequence[Any]) -> None:
         for each in optimizers(model):
-            getattr(each, "inner_optimizer", each).set_epoch(phase)
+            inner = getattr(each, "inner_optimizer", each)
+            if hasattr(inner, "set_epoch"):
+                inner.set_epoch(phase)
         LOOPS[cell.loop](model, batches(cell, rank, phase), phase, callbacks)
 
     model, chosen = new(), WAYS[way]
@@ -82,10 +84,14 @@ def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
     if cell.counts[0]:
         train(model, 0, chosen.saves(folder))
     model, callbacks = chosen.go_on(
-        Stopped(model, new, aggregator, options, start, folder, lambda name: world.gather(None, name))
+        Stopped(model, new, aggregator, options, MODELS[cell.model].local, start, folder, _meet)
     )
     train(model, 1, callbacks)
     return values(model)
+
+
+def _meet(name: str) -> None:
+    world.gather(None, name)
 
 
 def _options(cell: Cell) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class Stopped:
         new: makes a model like the one at the beginning; its argument is the recipe, None for the same.
         aggregator: makes the cell's recipe.
         options: the other arguments of `DistributedOptimizer`.
+        local: the names of the model's local layers.
         start: the weights at the beginning.
         folder: the same on all ranks, empty at the beginning.
         meet: a barrier.
@@ -33,6 +34,7 @@ class Stopped:
     new: Callable[..., keras.Model]
     aggregator: Callable[[], Any]
     options: dict[str, Any]
+    local: Sequence[str]
     start: Sequence[np.ndarray]
     folder: pathlib.Path
     meet: Callable[[str], Any]
@@ -52,7 +54,7 @@ class Way:
         loses_own: whether each rank's own variables get rank 0's values.
         averages_slots: whether slots that differ between nodes go on with their mean.
         drops: whether what waits to be sent is dropped or shared out.
-        plain: whether plain Keras can do the same.
+        changes: whether the recipe is another one afterwards.
         saves: the callbacks of the first phase, which saves.
     """
 
@@ -62,7 +64,7 @@ class Way:
     loses_own: bool = False
     averages_slots: bool = False
     drops: bool = False
-    plain: bool = True
+    changes: bool = False
     saves: Callable[[pathlib.Path], Sequence[Any]] = lambda folder: ()
 
 
@@ -102,6 +104,9 @@ def _saved(at: Stopped) -> pathlib.Path:
 def _load(at: Stopped, path: pathlib.Path) -> keras.Model:
     model = hvd.load_model(path, aggregator=at.aggregator(), **at.options)
     model.run_eagerly = True
+    for layer in model.layers:
+        for variable in layer.trainable_variables if layer.name in at.local else ():
+            getattr(model.optimizer, "inner_optimizer", model.optimizer).register_local_var(variable)
     return model
 
 
@@ -154,7 +159,7 @@ WAYS = {
     "not_stopped": Way(_not_stopped, exact=True),
     "checkpoint_same": Way(_checkpoint_same, exact=True, saves=_checkpoints),
     "checkpoint_new": Way(_checkpoint_new, exact=True, saves=_checkpoints),
-    "checkpoint_dense": Way(_checkpoint_dense, averages_slots=True, plain=False, saves=_checkpoints),
+    "checkpoint_dense": Way(_checkpoint_dense, averages_slots=True, changes=True, saves=_checkpoints),
     "model_file": Way(_model_file, loses_own=True, averages_slots=True, drops=True),
     "model_file_on_rank_0": Way(_model_file_on_rank_0, loses_own=True, averages_slots=True, drops=True),
     "weights_file": Way(_weights_file, loses_own=True, averages_slots=True, drops=True),
