@@ -130,14 +130,27 @@ class Cell:
             return False  # the gain ratio
         if recipe.applies != GRADIENTS and WAYS[self.way].averages_slots and not (self.alike or one_node):
             return False
-        return not (self.has_own and WAYS[self.way].loses_own)
+        if WAYS[self.way].broadcasts and self.broadcast_changes:
+            return False
+        return not (WAYS[self.way].loses_own and (self.has_own or (self.has_sums and not self.alike)))
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether it stops between the passes of a step."""
+        return self.when == "middle" and self.passes != "single"
+
+    @property
+    def broadcast_changes(self) -> bool:
+        """Whether ranks have statistics or sums that a broadcast gives all of them rank 0's of."""
+        statistics = bool(MODELS[self.model].statistics) and self.data == "own"
+        return self.ranks > 1 and (statistics or (self.has_sums and not self.alike))
 
     @property
     def is_exact(self) -> bool:
         """Whether it ends with the bits of a training that was not stopped."""
         way, recipe = WAYS[self.way], RECIPES[self.recipe]
         if way.exact:
-            return True
+            return not (way.broadcasts and self.broadcast_changes)
         if not way.keeps_slots or way.changes or (self.has_own and way.loses_own):
             return False
         plain = recipe.applies == GRADIENTS and not recipe.corrects

@@ -8,8 +8,21 @@ from collections.abc import Mapping
 
 from tests.grid import covering, refusals, rules
 from tests.grid.cell import AXES, Cell
+from tests.grid.loops import TRACED
 
 SEED = 1
+# What is traced, on real ranks: each costs seconds.
+TRACED_AXES = {
+    **{axis: values[:1] for axis, values in AXES.items()},
+    "optimizer": ("momentum", "Adam", "LAMB"),
+    "recipe": ("dense", "hitopk", "corrected", "updates", "recommended", "diloco"),
+    "way": ("not_stopped", "checkpoint_new", "model_file"),
+    "model": ("dense", "embedding", "batch_norm", "spectral", "two_optimizers"),
+    "loop": tuple(TRACED),
+    "passes": ("single", "keras_two"),
+    "shape": ("2x1", "2x2"),
+}
+TRACED_QUICK = 6
 DRAWN = 600  # cells of the thorough tier, each of which holds 120 triples of values
 ANOTHER = "HVD_SPARSE_GRID_SEED"  # set: draws the thorough cells by this seed
 
@@ -30,3 +43,9 @@ def thorough() -> list[Cell]:
     rows = covering.drawn(AXES, _forbids, int(os.environ.get(ANOTHER, SEED)), DRAWN)
     known = set(quick())
     return [cell for cell in dict.fromkeys(Cell(**row) for row in rows) if cell not in known]
+
+
+@functools.cache
+def traced() -> list[Cell]:
+    """Cells for real ranks, with every pair of the values of `TRACED_AXES`."""
+    return [Cell(**row) for row in covering.pairwise(TRACED_AXES, _forbids, SEED)]

@@ -19,6 +19,11 @@ def wrong(cell: Cell) -> str:
         return _unlike(failed) if refusal is None else _refused_otherwise(failed, refusal.says)
     if refusal is not None:
         return f"it was expected to be refused: {refusal.says!r}"
+    return differs(cell, ended)
+
+
+def differs(cell: Cell, ended: list[play.Ended]) -> str:
+    """How what the ranks ended with differs from what the oracles say; "" if it does not."""
     return _ranks_differ(cell, ended) or _differs_from_unstopped(ended) or _differs_from_plain(cell, ended)
 
 

@@ -71,8 +71,9 @@ class _Covering:
         row, axes = dict(pair), [axis for axis in self._axes if axis not in pair]
         self._random.shuffle(axes)
         for axis in axes:
-            gains = sum(self._missing[held, axis][self._numbers[held][value]].astype(int) for held, value in row.items())
-            allowed = (self._axes[axis][number] for number in np.argsort(-np.asarray(gains), kind="stable"))
+            missing = [self._missing[held, axis][self._numbers[held][value]] for held, value in row.items()]
+            best_first = np.argsort(-np.sum(missing, axis=0), kind="stable")
+            allowed = (self._axes[axis][number] for number in best_first)
             chosen = next((value for value in allowed if not self._forbids({**row, axis: value})), None)
             if chosen is None:
                 return None

@@ -1,9 +1,9 @@
-"""The axis of loops: what runs the steps of an epoch. All of these are eager; `traced.py` has the others."""
+"""The axis of loops: what runs the steps of an epoch, eagerly or traced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -38,19 +38,33 @@ def train_on_batch(model: keras.Model, batches: Batches, epoch: int, callbacks: 
 
 def tape(model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any]) -> None:
     """A loop with a `tf.GradientTape`, as in scripts."""
+    _build(model)
+    _by_hand(model, batches, epoch, callbacks, _step_of(model))
 
-    def step(inputs: np.ndarray, targets: np.ndarray) -> None:
+
+def function(model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any]) -> None:
+    """The same in a `tf.function`."""
+    _build(model)
+    traced = tf.function(_step_of(model))
+    _by_hand(model, batches, epoch, callbacks, lambda *batch: traced(*map(tf.constant, batch)))
+
+
+def _build(model: keras.Model) -> None:
+    if not isinstance(model, Two) and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _step_of(model: keras.Model) -> Callable[..., None]:
+    def step(inputs: Any, targets: Any) -> None:
         if isinstance(model, Two):
-            model.train_step((tf.constant(inputs), tf.constant(targets)))
+            model.train_step((tf.convert_to_tensor(inputs), tf.convert_to_tensor(targets)))
             return
         optimizer, variables = model.optimizer, model.trainable_variables
         with hvd.looking_ahead(optimizer), tf.GradientTape() as recorded:
             loss = optimizer.scale_loss(tf.reduce_mean(tf.square(model(inputs, training=True) - targets)))
         optimizer.apply(recorded.gradient(loss, variables), variables)
 
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    _by_hand(model, batches, epoch, callbacks, step)
+    return step
 
 
 def _by_hand(
@@ -67,4 +81,27 @@ def _by_hand(
     called.on_train_end()
 
 
-LOOPS: dict[str, Callable[..., None]] = {"tape": tape, "train_on_batch": train_on_batch, "fit": fit}
+class Loop(NamedTuple):
+    """What runs an epoch, and how the model is compiled for it."""
+
+    train: Callable[..., None]
+    compiled: dict[str, Any]
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether ranks can be threads."""
+        return "run_eagerly" in self.compiled
+
+
+_EAGER = {"run_eagerly": True}
+LOOPS = {
+    "tape": Loop(tape, _EAGER),
+    "train_on_batch": Loop(train_on_batch, _EAGER),
+    "fit": Loop(fit, _EAGER),
+}
+TRACED = {
+    "function": Loop(function, {}),
+    "fit_graph": Loop(fit, {"jit_compile": False}),
+    "fit_xla": Loop(fit, {"jit_compile": "auto"}),
+    "fit_several": Loop(fit, {"steps_per_execution": 2}),
+}

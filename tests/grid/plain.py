@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tests.grid.cell import Cell
 from tests.grid.models import MODELS, Two, made, path
-from tests.grid.play import Values, batches, values
 from tests.grid.optimizers import OPTIMIZERS
+from tests.grid.play import Values, batches, values
 from tests.grid.recipes import EVERY, LOCAL, RECIPES
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of recipes.diloco
@@ -141,9 +141,7 @@ class _Training:
         of_ranks = [batches(self._cell, rank, phase) for rank in range(self._cell.ranks)]
         for data in zip(*of_ranks, strict=True):
             for number, part in enumerate(self._parts):
-                part.take([
-                    _gradients(model, number, *own) for model, own in zip(self.models, data, strict=True)
-                ])
+                part.take([_gradients(model, number, *own) for model, own in zip(self.models, data, strict=True)])
 
     def roll_back(self) -> None:
         for model, start in zip(self.models, self._start, strict=True):

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ import numpy as np
 import hvd_sparse as hvd
 from tests.grid import world
 from tests.grid.cell import Cell
-from tests.grid.loops import LOOPS
+from tests.grid.loops import LOOPS, TRACED, Batches, Loop
 from tests.grid.models import MODELS, batch, made, path
 from tests.grid.optimizers import OPTIMIZERS
 from tests.grid.recipes import RECIPES
@@ -36,15 +36,15 @@ def played(cell: Cell) -> list[Ended]:
     """What each rank ends with, with ranks that are threads."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="grid"))
     try:
-        return world.run(cell.ranks, cell.local_size, lambda rank: _of_rank(cell, rank, folder))
+        return world.run(cell.ranks, cell.local_size, lambda rank: of_rank(cell, rank, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def batches(cell: Cell, rank: int, phase: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """A rank's batches in the first or second phase."""
+def batches(cell: Cell, rank: int, phase: int) -> Batches:
+    """A rank's batches in the first or second phase; the third is one batch that is not part of the training."""
     first, second = cell.counts
-    steps = range(first) if phase == 0 else range(first, first + second)
+    steps = (range(first), range(first, first + second), range(99, 100))[phase]
     return [batch(cell.model, 0 if cell.data == "same" else rank, step) for step in steps]
 
 
@@ -57,14 +57,15 @@ def optimizer_of(cell: Cell) -> keras.optimizers.Optimizer:
     return optimizer
 
 
-def _of_rank(cell: Cell, rank: int, folder: pathlib.Path) -> Ended:
+def of_rank(cell: Cell, rank: int, folder: pathlib.Path) -> Ended:
+    """What a rank ends with, on ranks of any kind; the folder is the same on all of them, and empty."""
     stopped = _train(cell, rank, folder, cell.way)
     unstopped = _train(cell, rank, folder, "not_stopped") if cell.is_exact and cell.way != "not_stopped" else None
     return Ended(stopped, unstopped)
 
 
 def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
-    recipe, options = RECIPES[cell.recipe], _options(cell)
+    recipe, options, chosen = RECIPES[cell.recipe], _options(cell), WAYS[way]
 
     def aggregator() -> Any:
         return recipe.make(cell.share)
@@ -72,26 +73,35 @@ def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
     def new(other: Any = None) -> keras.Model:
         return _compiled(cell, made(cell.model, rank), other or aggregator(), options)
 
-    def train(model: keras.Model, phase: int, callbacks: Sequence[Any]) -> None:
+    def train(model: keras.Model, phase: int, data: Batches, callbacks: Sequence[Any] = ()) -> None:
         for each in optimizers(model):
             inner = getattr(each, "inner_optimizer", each)
             if hasattr(inner, "set_epoch"):
                 inner.set_epoch(phase)
-        LOOPS[cell.loop](model, batches(cell, rank, phase), phase, callbacks)
+        _loop(cell).train(model, data, phase, callbacks)
 
-    model, chosen = new(), WAYS[way]
-    start = model.get_weights()
-    if cell.counts[0]:
-        train(model, 0, chosen.saves(folder))
-    model, callbacks = chosen.go_on(
-        Stopped(model, new, aggregator, options, MODELS[cell.model].local, start, folder, _meet)
+    model = new()
+    at = Stopped(
+        model,
+        new,
+        aggregator,
+        options,
+        MODELS[cell.model].local,
+        _loop(cell).is_eager,
+        model.get_weights(),
+        folder,
+        lambda model: train(model, 0, batches(cell, rank, 2)),
+        lambda name: world.gather(None, name),
     )
-    train(model, 1, callbacks)
+    if cell.counts[0]:
+        train(model, 0, batches(cell, rank, 0), chosen.saves(folder))
+    model, callbacks = chosen.go_on(at)
+    train(model, 1, batches(cell, rank, 1), callbacks)
     return values(model)
 
 
-def _meet(name: str) -> None:
-    world.gather(None, name)
+def _loop(cell: Cell) -> Loop:
+    return {**LOOPS, **TRACED}[cell.loop]
 
 
 def _options(cell: Cell) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def _compiled(cell: Cell, model: keras.Model, aggregator: Any, options: dict[str
         hvd.DistributedOptimizer(optimizer_of(cell), aggregator=aggregator, local_layers=local, **options)
         for _ in range(MODELS[cell.model].optimizers)
     ]
-    model.compile(*own, loss="mse", run_eagerly=True)
+    model.compile(*own, loss="mse", **_loop(cell).compiled)
     return model
 
 
@@ -118,6 +128,3 @@ def values(model: keras.Model) -> Values:
     held = [*model.weights, *(each for each in model.variables if each.path.endswith("seed_generator_state"))]
     distinct: dict[int, Any] = {id(each): each for each in held}
     return [(path(each), keras.ops.convert_to_numpy(each)) for each in distinct.values()]
-
-
-Play = Callable[[Cell], list[Ended]]

@@ -51,9 +51,7 @@ REFUSALS = [
 
 def forbids(values: Mapping[str, str]) -> bool:
     """Whether these values, of some axes or of all, are refused."""
-    return any(
-        row.refuses(*(values[axis] for axis in row.axes)) for row in REFUSALS if set(row.axes) <= values.keys()
-    )
+    return any(row.refuses(*(values[axis] for axis in row.axes)) for row in REFUSALS if set(row.axes) <= values.keys())
 
 
 def of(cell: Cell) -> Refusal | None:

@@ -32,12 +32,12 @@ RULES = [
         lambda when, passes, recipe: when == "middle" and passes == "single" and recipe != "diloco",
         "such a step has no middle",
     ),
-    Rule(("shape", "data"), lambda shape, data: shape == "1x1" and data == "same", "one rank has nobody to differ from"),
+    Rule(
+        ("shape", "data"), lambda shape, data: shape == "1x1" and data == "same", "one rank has nobody to differ from"
+    ),
 ]
 
 
 def forbids(values: Mapping[str, str]) -> bool:
     """Whether a rule forbids these values, of some axes or of all."""
-    return any(
-        rule.forbids(*(values[axis] for axis in rule.axes)) for rule in RULES if set(rule.axes) <= values.keys()
-    )
+    return any(rule.forbids(*(values[axis] for axis in rule.axes)) for rule in RULES if set(rule.axes) <= values.keys())

@@ -15,7 +15,8 @@ def fresh():
 
 def listed():
     """All cells; those with a known fault are expected to fail."""
-    for cell, marks in [*((cell, []) for cell in cells.quick()), *((cell, [pytest.mark.thorough]) for cell in cells.thorough())]:
+    tiers = [(cells.quick(), []), (cells.thorough(), [pytest.mark.thorough])]
+    for cell, marks in ((cell, marks) for found, marks in tiers for cell in found):
         fault = faults.of(cell)
         known = [] if fault is None else [pytest.mark.xfail(reason=f"fault {fault.number}", strict=not marks)]
         yield pytest.param(cell, id=cell.name, marks=[*marks, *known])

@@ -25,8 +25,10 @@ class Stopped:
         aggregator: makes the cell's recipe.
         options: the other arguments of `DistributedOptimizer`.
         local: the names of the model's local layers.
+        eager: whether it runs eagerly.
         start: the weights at the beginning.
         folder: the same on all ranks, empty at the beginning.
+        train: trains a model on one more batch.
         meet: a barrier.
     """
 
@@ -35,8 +37,10 @@ class Stopped:
     aggregator: Callable[[], Any]
     options: dict[str, Any]
     local: Sequence[str]
+    eager: bool
     start: Sequence[np.ndarray]
     folder: pathlib.Path
+    train: Callable[[keras.Model], None]
     meet: Callable[[str], Any]
 
 
@@ -55,6 +59,7 @@ class Way:
         averages_slots: whether slots that differ between nodes go on with their mean.
         drops: whether what waits to be sent is dropped or shared out.
         changes: whether the recipe is another one afterwards.
+        broadcasts: whether the ranks' statistics, such as those of batches, get rank 0's values, and no others.
         saves: the callbacks of the first phase, which saves.
     """
 
@@ -65,6 +70,7 @@ class Way:
     averages_slots: bool = False
     drops: bool = False
     changes: bool = False
+    broadcasts: bool = False
     saves: Callable[[pathlib.Path], Sequence[Any]] = lambda folder: ()
 
 
@@ -103,7 +109,7 @@ def _saved(at: Stopped) -> pathlib.Path:
 
 def _load(at: Stopped, path: pathlib.Path) -> keras.Model:
     model = hvd.load_model(path, aggregator=at.aggregator(), **at.options)
-    model.run_eagerly = True
+    model.run_eagerly = at.eager
     for layer in model.layers:
         for variable in layer.trainable_variables if layer.name in at.local else ():
             getattr(model.optimizer, "inner_optimizer", model.optimizer).register_local_var(variable)
@@ -126,6 +132,13 @@ def _weights_file(at: Stopped) -> GoesOn:
     model.optimizer.build(model.trainable_variables)
     model.load_weights(path)
     return model, ()
+
+
+def _weights_back(at: Stopped) -> GoesOn:
+    path = _written(at, "model.weights.h5", lambda model, path: model.save_weights(path))
+    at.train(at.model)
+    at.model.load_weights(path)
+    return at.model, ()
 
 
 def _set_weights(at: Stopped) -> GoesOn:
@@ -165,7 +178,8 @@ WAYS = {
     "weights_file": Way(_weights_file, loses_own=True, averages_slots=True, drops=True),
     "set_weights": Way(_set_weights, drops=True),
     "rolled_back": Way(_rolled_back, keeps_slots=False, drops=True),
-    "broadcast": Way(_broadcast, exact=True),
+    "weights_back": Way(_weights_back, loses_own=True, averages_slots=True, drops=True),
+    "broadcast": Way(_broadcast, exact=True, broadcasts=True),
     "deepcopy": Way(_deepcopy, averages_slots=True, drops=True),
     "tf_checkpoint": Way(_tf_checkpoint, averages_slots=True, drops=True),
 }

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from hvd_sparse.horovod_api import variables
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
