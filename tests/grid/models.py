@@ -152,7 +152,7 @@ MODELS = {
     "stateful": Kind(_stateful, statistics=["memory/"], inputs=_sequences),
     "dropout": Kind(
         lambda rank: _stack(_first(), keras.layers.Dropout(0.5, seed=7 + rank, name="drop"), _last()),
-        own=["drop/", "seed_generator/"],
+        own=["drop/", "seed_generator"],
     ),
     "spectral": Kind(
         lambda rank: _stack(keras.layers.SpectralNormalization(_first(), name="spectral"), _last()),

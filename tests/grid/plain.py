@@ -57,7 +57,8 @@ class _Part:
         for own, new in zip(self.sums, gradients, strict=True):
             for number, gradient in enumerate(new):
                 if gradient is not None:
-                    self.rows[number] = isinstance(gradient, tf.IndexedSlices)
+                    # Keras adds up gradients in dense variables, so that rows are rows no longer.
+                    self.rows[number] = isinstance(gradient, tf.IndexedSlices) and self.cell.passes == "single"
                     dense = tf.convert_to_tensor(gradient).numpy()
                     own[number] = dense if own[number] is None else own[number] + dense
         self.passes += 1

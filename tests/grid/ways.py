@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from tests.grid.models import Two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _model_file_on_rank_0(at: Stopped) -> GoesOn:
 def _weights_file(at: Stopped) -> GoesOn:
     path = _written(at, "model.weights.h5", lambda model, path: model.save_weights(path))
     model = at.new()
-    model.optimizer.build(model.trainable_variables)
+    _build(model)
     model.load_weights(path)
     return model, ()
 
@@ -139,6 +140,13 @@ def _weights_back(at: Stopped) -> GoesOn:
     at.train(at.model)
     at.model.load_weights(path)
     return at.model, ()
+
+
+def _build(model: keras.Model) -> None:
+    if isinstance(model, Two):
+        model.second.build(model.actor.trainable_variables)
+    variables = model.critic.trainable_variables if isinstance(model, Two) else model.trainable_variables
+    model.optimizer.build(variables)
 
 
 def _set_weights(at: Stopped) -> GoesOn:
@@ -161,9 +169,10 @@ def _deepcopy(at: Stopped) -> GoesOn:
 
 def _tf_checkpoint(at: Stopped) -> GoesOn:
     path = at.folder / "tf" / f"rank{hvd.rank()}"
+    _build(at.model)
     tf.train.Checkpoint(model=at.model, optimizer=at.model.optimizer).write(str(path))
     model = at.new()
-    model.optimizer.build(model.trainable_variables)
+    _build(model)
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).read(str(path)).assert_existing_objects_matched()
     return model, ()
 
