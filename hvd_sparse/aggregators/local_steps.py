@@ -44,6 +44,10 @@ class _Stepping(AggregatorState):
         size = spec.size if momentum else 0
         self.velocity = tf.Variable(tf.zeros([size]), trainable=False, name=f"{spec.name}_outer_velocity")
 
+    def restart(self) -> None:
+        """Sets the outer velocity to zero."""
+        self.velocity.assign(tf.zeros_like(self.velocity))
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalSteps(branches.Switch):

@@ -129,16 +129,54 @@ def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> 
     def asked() -> tf.Tensor:
         return world.allreduce(tf.stack([exchange.culprit() for exchange in exchanges]), "max", name)
 
+    def unless_written(culprits: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([culprits]):
+            flags = written_flags(world, name, written=False)
+        with tf.control_dependencies([refuse_written(flags)]):
+            return tf.identity(culprits)
+
     told = [exchange.nonfinite for exchange in exchanges if exchange.nonfinite is not None]
     if len(told) < len(exchanges):
-        return asked()
+        culprits = asked()
+        return tf.cond(tf.reduce_any(culprits != 0), lambda: unless_written(culprits), lambda: culprits)
 
     def blamed() -> tf.Tensor:
-        culprits = asked()
+        culprits = unless_written(asked())
         return tf.where(tf.stack(told) & (culprits == 0), -1, culprits)
 
     nonfinite = told[0] if len(told) == 1 else tf.reduce_any(tf.stack(told))
     return tf.cond(nonfinite, blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
+
+
+def written_flags(world: Communicator, name: str, written: bool, slots: bool | tf.Tensor = False) -> tf.Tensor:
+    """Who had weights written between two steps, after a fault or outside of steps; a collective of 12 bytes.
+
+    Args:
+        world: the ranks that exchange.
+        name: the same on every rank, unique among the collectives in flight.
+        written: whether this rank's weights were.
+        slots: whether an optimizer's slots were, too.
+
+    Returns:
+        [3] int32: 1 + the number of a rank that was written to, 1 + that of one that was not, and whether slots were; 0
+        for none.
+    """
+    number = world.world_rank + 1
+    own = [number if written else 0, 0 if written else number, tf.cast(slots, tf.int32)]
+    return world.allreduce(tf.stack(own), "max", f"{name}.written")
+
+
+def refuse_written(flags: tf.Tensor) -> Any:
+    """Raises an error, on all ranks alike, if some ranks were written to and others were not; see `written_flags`."""
+    told = (
+        "Weights or optimizer state were written since the last step (load_weights, set_weights or the like) on rank",
+        flags[0] - 1,
+        "and not on rank",
+        flags[1] - 1,
+        "so their weights would drift apart: write on every rank, or on one and broadcast to the others before the "
+        "next step (hvd.broadcast_variables, hvd.callbacks.BroadcastGlobalVariablesCallback). Nothing was exchanged.",
+    )
+    return tf.debugging.Assert((flags[0] == 0) | (flags[1] == 0), told)
 
 
 def marked(values: tf.Tensor, starts: Sequence[int | tf.Tensor]) -> tf.Tensor:

@@ -31,6 +31,10 @@ class GainRatio(Steps):
         self._parts, self._nodes = spec.parts, spec.senders
         self.sums = tf.Variable(tf.zeros([2]), trainable=False, name=f"{own.name}_sums")
 
+    def restart(self) -> None:
+        """Forgets past exchanges."""
+        self.sums.assign(tf.zeros_like(self.sums))
+
     def value(self) -> tf.Tensor:
         """The gain ratio, [] float32."""
         of_mean, of_one = tf.unstack(self.sums.read_value())

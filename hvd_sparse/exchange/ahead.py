@@ -84,6 +84,11 @@ class Ahead:
             if id(variable) in unsent:
                 offset.assign(tf.cast(unsent[id(variable)], offset.dtype))
 
+    def forget(self) -> None:
+        """Sets the offsets to zero, after the variables were given other weights."""
+        for offset in self.offsets:
+            offset.assign(tf.zeros_like(offset))
+
     def _given_back(self) -> bool:
         self._give_back()
         return True

@@ -104,6 +104,12 @@ class BucketExchange:
         for slots in slots_of(self.state):
             slots.give(gathered, self._prefix)
 
+    def restart(self) -> None:
+        """Forgets what depends on past exchanges besides residuals and slots: gain ratios and outer velocities."""
+        for part in self.state.submodules:
+            if hasattr(part, "restart"):
+                part.restart()
+
     def counters(self) -> dict[str, tf.Variable]:
         """The number of selections of each selector, which seeds and densities depend on; by its name in the bucket."""
         found = [part.step for part in self.state.submodules if hasattr(part, "step")]

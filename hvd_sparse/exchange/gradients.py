@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,10 @@ from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.exchange import arguments, several, state, wide
 from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.exchange.clipping import Clip, clipped
+from hvd_sparse.exchange.obeying import Obeying
 from hvd_sparse.exchange.plan import Gradient
-from hvd_sparse.exchange.planned import PlannedExchange, tensors
+from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api.values import Average
@@ -26,7 +29,6 @@ from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.eager import making_variables
 
-Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
 _names: collections.Counter[str] = collections.Counter()
 
 
@@ -108,6 +110,8 @@ class GradientExchange(Renamed):
         self._tensors = itertools.count(1)
         self._pending: tuple[ResidualSum, RankState | None] | None = None
         self._planned: PlannedExchange | None = None
+        self._obeying: Obeying | None = None
+        self._when_written: Callable[[], None] = lambda: None
         self._agreed: str | None = None
 
     # AutoGraph would spend seconds on rewriting everything called in here, to no effect.
@@ -147,16 +151,17 @@ class GradientExchange(Renamed):
         apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
         shared = {name: gradient for name, gradient in shared.items() if name not in apart}
         planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
-        if clip is None:
-            means = planned.exchange(shared, apart)
-        elif self.aggregator.sends_all:
-            means = _clipped(planned.exchange(shared, apart), clip, 1.0)
-        else:
-            ranks = planned.grid.world.size
-            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
+        with tf.control_dependencies(self._obeying.before_step() if self._obeying else []):
+            if clip is None:
+                means = planned.exchange(shared, apart)
+            elif self.aggregator.sends_all:
+                means = clipped(planned.exchange(shared, apart), clip, 1.0)
+            else:
+                ranks = planned.grid.world.size
+                means = planned.exchange(clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
         if clip is not None:
             # Clipped separately: a norm over both would differ between ranks, and the replicas would drift apart.
-            own = _clipped(own, clip, 1.0)
+            own = clipped(own, clip, 1.0)
         return [means.get(name, own.get(name)) for name in names]
 
     def register_local_var(self, variable: Any) -> None:
@@ -272,6 +277,7 @@ class GradientExchange(Renamed):
             ValueError: if a process set exchanges, as checkpoints hold the residuals of all ranks.
         """
         self._require_all_ranks()
+        self.settle()
         return state.residual_sum(self.planned)
 
     def rank_state(self) -> RankState:
@@ -299,7 +305,24 @@ class GradientExchange(Renamed):
         if self._planned is None:
             self._pending = (total, own)
             return None
-        return state.restore(self._planned, total, own)
+        exact = state.restore(self._planned, total, own)
+        if self._obeying is not None:
+            self._obeying.watch.take()  # what was written belongs to what was restored
+        return exact
+
+    def when_written(self, told: Callable[[], None]) -> None:
+        """Has a function called when variables, for which residuals or slots are kept, were written between steps."""
+        self._when_written = told
+
+    def note_slots(self, names: Iterable[str]) -> None:
+        """Notes that the optimizer's slots of the variables of these names were written, as from a file."""
+        if self._obeying is not None:
+            self._obeying.watch.note(names)
+
+    def settle(self) -> None:
+        """Drops what belongs to weights that were written since, before it is saved; a collective."""
+        if self._obeying is not None:
+            self._obeying.settle()
 
     def _plan_for(self, gradients: Mapping[str, Gradient], variables: Mapping[str, Any]) -> PlannedExchange:
         if self._planned is None:
@@ -327,6 +350,12 @@ class GradientExchange(Renamed):
         )
         state.begin(planned, self._pending)
         self._pending = None
+        if planned.keeps:
+            drop = functools.partial(state.drop, planned)
+            watched = [variables[each] for each in plan.order]
+            self._obeying = Obeying(
+                watched, self._when_written, self.grid().world, name, planned.exchange_not_finite, drop
+            )
         if self._epoch is not None:
             planned.set_epoch(self._epoch)
         return planned
@@ -370,16 +399,3 @@ def _unique(name: str) -> str:
     """The name, with a number if this process has already used it; the same on all ranks that do the same."""
     _names[name] += 1
     return name if _names[name] == 1 else f"{name}_{_names[name] - 1}"
-
-
-def _clipped(gradients: Mapping[str, Gradient], clip: Clip, factor: float) -> dict[str, Gradient]:
-    if not gradients:
-        return {}
-    # The indices of slices are unique here, so the norm of their values is that of the gradient.
-    clipped = clip(tensors(gradients.values()), factor)
-    return {
-        name: tf.IndexedSlices(value, gradient.indices, gradient.dense_shape)
-        if isinstance(gradient, tf.IndexedSlices)
-        else value
-        for (name, gradient), value in zip(gradients.items(), clipped, strict=True)
-    }

@@ -113,10 +113,7 @@ class PlannedExchange:
         if not everything:
             return {}
         ready = self._time(everything.values())
-        in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
-        segments = [segment for segment, _ in self.plan.slices]
-        of_rows: Any = [gradients[segment.name] for segment in segments]
-        in_rows = several.exchange(of_rows, segments, self.grid, f"{self.name}.slices", self._returns_sum)
+        in_buckets, in_rows = self._of_plan(gradients)
         by_themselves = [self._exchange_wide(each, number) for number, each in enumerate(apart.values())]
         exchanges = [*in_buckets, *in_rows, *by_themselves]
         done = commit(exchanges, [*self._labels(), *apart], self.grid.world, f"{self.name}.commit")
@@ -136,6 +133,28 @@ class PlannedExchange:
             for variable, exchange in zip(apart, by_themselves, strict=True):
                 means[variable] = tf.identity(exchange.mean)
             return means
+
+    def exchange_not_finite(self) -> list[Exchange]:
+        """Exchanges a NaN in place of each gradient of the plan, and commits nothing."""
+        nan = float("nan")
+        in_buckets = {
+            segment.name: tf.cast(tf.fill(segment.shape, nan), bucket.dtype)
+            for bucket in self.plan.buckets
+            for segment in bucket.segments
+        }
+        in_rows = {
+            segment.name: tf.IndexedSlices(
+                tf.cast(tf.fill([1, *segment.shape[1:]], nan), dtype), tf.constant([0]), tf.constant(segment.shape)
+            )
+            for segment, dtype in self.plan.slices
+        }
+        exchanged = self._of_plan({**in_buckets, **in_rows})
+        return [*exchanged[0], *exchanged[1]]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps residuals, or a part of the optimizer's state."""
+        return self.taken_over is not None or not self.aggregator.sends_all
 
     def unsent(self) -> dict[str, tf.Tensor]:
         """What this rank's node has not sent yet, by variable; a collective within the node."""
@@ -177,6 +196,13 @@ class PlannedExchange:
         running = [(each, each.aggregator.running(each.state)[0]) for each in self.buckets]
         taking = [each.bucket for each, part in running if arguments.takes_over(part)]
         return {segment.name for bucket in taking for segment in bucket.segments}
+
+    def _of_plan(self, gradients: Mapping[str, Gradient]) -> tuple[list[Exchange], list[Exchange]]:
+        """The exchanges of the buckets and of the rows."""
+        in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
+        segments = [segment for segment, _ in self.plan.slices]
+        of_rows: Any = [gradients[segment.name] for segment in segments]
+        return in_buckets, several.exchange(of_rows, segments, self.grid, f"{self.name}.slices", self._returns_sum)
 
     def _exchange_wide(self, gradient: Gradient, number: int) -> Exchange:
         wire = getattr(self.aggregator, "wire_dtype", None)

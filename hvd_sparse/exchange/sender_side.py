@@ -25,6 +25,7 @@ def taking_over(exchange: GradientExchange, variables: Sequence[Any], names: Map
 
 def gather_slots(exchange: GradientExchange) -> dict[str, dict[str, np.ndarray]]:
     """The mean over nodes of each slot that was taken over, by slot name and variable name; a collective."""
+    exchange.settle()
     return state.slots(exchange.planned)
 
 

@@ -10,7 +10,7 @@ Saved names of parts and variables are fixed strings, independent of those in th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,26 @@ def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None
     exchange.step.assign(total.step)
     _give_slots(exchange)
     return False
+
+
+def drop(exchange: PlannedExchange, slots_written: bool, names: Collection[str]) -> None:
+    """Drops what waits to be sent, after weights were written on all ranks; a collective.
+
+    Args:
+        exchange: of all ranks.
+        slots_written: whether slots were written, too, on any rank; rank 0's are then taken over.
+        names: the variables whose slots were written on this rank.
+    """
+    for bucket in exchange.buckets:
+        bucket.restore({})
+    if not slots_written or exchange.taken_over is None:
+        return
+    goes_on = slots(exchange)
+    for slot, values in exchange.taken_over.gathered().items():
+        goes_on.setdefault(slot, {}).update({name: value for name, value in values.items() if name in names})
+    for bucket in exchange.buckets:
+        bucket.give_slots(goes_on)
+        bucket.restart()
 
 
 def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.horovod_api.inputs import not_a_constant
+from hvd_sparse.optimizers import written
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
@@ -54,7 +55,9 @@ def broadcast_variables(
         return _horovod.broadcast_variables(variables, root_rank, process_set=process_set, inplace=inplace)
     entries = [_Entry.of(variable) for variable in variables]
     require_member(process_set, root_rank)
-    eagerly(lambda: _agree(entries, root_rank, process_set))
+    listed = [entry.variable for entry in entries]
+    own = not tf.inside_function() and written.noted(each for each in listed if isinstance(each, tf.Variable))
+    any_written = eagerly(lambda: _agree(entries, root_rank, process_set, own))
     if process_set.size() == 1:
         return None
     for number, message in enumerate(_messages(entries)):
@@ -65,6 +68,8 @@ def broadcast_variables(
         parts = tf.split(received, [tf.size(each) for each in own], num=len(own))
         for entry, part in zip(message, parts, strict=True):
             entry.variable.assign(_from_bytes(part, entry.shape, entry.variable.dtype))
+    if any_written:
+        written.note(listed)  # on one rank, as from a file, and now on all
     return None
 
 
@@ -129,13 +134,19 @@ class _Entry(NamedTuple):
         return int(np.prod(self.shape)) * self.variable.dtype.size
 
 
-def _agree(entries: Sequence[_Entry], root_rank: int, process_set: ProcessSet) -> None:
-    """Compares what all ranks are about to do: by a digest, and in full only if the digests differ."""
+def _agree(entries: Sequence[_Entry], root_rank: int, process_set: ProcessSet, own_written: bool) -> bool:
+    """Compares what all ranks are about to do: by a digest, and in full only if the digests differ.
+
+    Returns:
+        Whether any rank's variables were written since the last exchange.
+    """
+    any_written = own_written
     told = [[entry.kind, list(entry.shape)] for entry in entries]
     if process_set.size() > 1:
         digest = hashlib.sha256(json.dumps([root_rank, told]).encode()).digest()
-        own = tf.constant(np.frombuffer(digest, np.uint8)[np.newaxis])
-        digests = _horovod.allgather(own, process_set=process_set).numpy()
+        own = tf.constant(np.frombuffer(digest + bytes([own_written]), np.uint8)[np.newaxis])
+        gathered = _horovod.allgather(own, process_set=process_set).numpy()
+        digests, any_written = gathered[:, :-1], bool(gathered[:, -1].any())
         if np.any(digests != digests[0]):
             labelled = [[entry.label, *each] for entry, each in zip(entries, told, strict=True)]
             raise ValueError(f"{_difference(_gather([root_rank, labelled], process_set), process_set)} {_ADVICE}")
@@ -146,6 +157,7 @@ def _agree(entries: Sequence[_Entry], root_rank: int, process_set: ProcessSet) -
             f"Expected variables of bool or numeric dtype, got {entry.label or 'one'} at position {place}, which is "
             f"{entry.kind}: leave it out, and send its value with hvd.broadcast or hvd.broadcast_object."
         )
+    return any_written
 
 
 def _gather(description: Any, process_set: ProcessSet) -> list[Any]:

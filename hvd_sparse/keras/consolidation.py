@@ -52,6 +52,7 @@ def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:
 
 def _write_momentum(optimizer: keras.optimizers.Optimizer, momenta: Mapping[str, np.ndarray]) -> None:
     factor = momentum.per_slot(optimizer)
-    for name, slot in slots.momenta(optimizer).items():
-        if name in momenta:
-            slot.assign(momenta[name] / factor if factor else np.zeros_like(momenta[name]))
+    with momentum.own_writes():
+        for name, slot in slots.momenta(optimizer).items():
+            if name in momenta:
+                slot.assign(momenta[name] / factor if factor else np.zeros_like(momenta[name]))

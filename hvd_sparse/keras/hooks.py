@@ -2,7 +2,7 @@
 
 This file and `exchange/slots.py`, which handles slots, are the only ones that depend on Keras's internals.
 
-Keras is changed in five places:
+Keras is changed in six places:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
@@ -13,6 +13,7 @@ Keras is changed in five places:
   so around a distributed optimizer all ranks decide together; and its `apply`, as models are averaged even after a step
   that a rank has skipped.
 - `save` and `save_weights` of a model: if the models of ranks differ, they require the mean of the models.
+- `set_weights` of a layer and `load_weights` of a model: what waits to be sent belongs to the weights before.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
@@ -32,7 +33,7 @@ from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
 from hvd_sparse.exchange import ahead, sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, train_step, without_slots
+from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, train_step, without_slots, writing
 from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 
@@ -80,8 +81,8 @@ def distribute(
     if passes.number > 1:
         optimizer.gradient_accumulation_steps = passes.number
     optimizer.__class__ = _distributed_class(type(optimizer), passes, again)
-    if optimizer.built and exchange.sends_updates:
-        _begin_updates(optimizer)
+    if optimizer.built and exchange.takes_over:
+        _hand_over(optimizer)
 
 
 def exchange_of(optimizer: Any) -> GradientExchange | None:
@@ -99,6 +100,7 @@ def install() -> None:
     for name in ("save", "save_weights"):
         if not hasattr(getattr(keras.Model, name), _HOOKED):
             setattr(keras.Model, name, _hooked_save(getattr(keras.Model, name)))
+    writing.install()
     scaler = keras.optimizers.LossScaleOptimizer
     if not hasattr(scaler.check_finite, _HOOKED):
         scaler.check_finite = _hooked_check_finite(scaler.check_finite)
@@ -189,7 +191,8 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                     base.build(self, variables)
                 elif not self.built:
                     slots.build_without(self, variables)
-                    _begin_updates(self)
+                if self.exchange.takes_over:
+                    _hand_over(self)
 
         def apply(self, grads, trainable_variables=None):
             base.apply(self, ahead.landed(self, grads), trainable_variables)
@@ -208,6 +211,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                 base.load_own_variables(self, store)
             else:
                 stand_in.load(self, store)
+            self.exchange.note_slots(slots.names(self).values())
 
         def set_weights(self, weights):
             stand_in = without_slots.of(self)
@@ -215,6 +219,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                 base.set_weights(self, weights)
             else:
                 stand_in.set_weights(self, weights)
+            self.exchange.note_slots(slots.names(self).values())
 
         def _exchanged(self, gradients, variables, clip):
             """The means; the exchange gets all variables, as their names depend on the whole list."""
@@ -262,13 +267,22 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
     return Distributed
 
 
+def _hand_over(optimizer: Any) -> None:
+    """Lets the exchange run the step of an optimizer that has been built, or keep its momentum."""
+    if optimizer.exchange.sends_updates:
+        if without_slots.of(optimizer) is None:
+            _begin_updates(optimizer)
+    else:
+        momentum.note_writes(optimizer, slots.momenta)
+
+
 def _begin_updates(optimizer: Any) -> None:
-    """Lets the exchange run the step of an optimizer that has been built."""
     variables = list(optimizer._trainable_variables)
     local = optimizer.exchange.are_local(variables)
     without_slots.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if own])
     if optimizer.exchange.looks_ahead:
-        ahead.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if not own])
+        looking = ahead.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if not own])
+        optimizer.exchange.when_written(looking.forget)
 
 
 def _clips(optimizer: keras.optimizers.Optimizer) -> bool:

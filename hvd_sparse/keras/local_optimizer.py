@@ -94,14 +94,20 @@ def lower(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_r
 
 
 def velocities(optimizer: Any) -> list[tf.Variable]:
-    """The slots in which the exchange accumulates past steps, including the learning rate, as SGD and RMSprop do."""
+    """The slots in which an exchange that runs the optimizer accumulates past steps, including the learning rate.
+
+    SGD and RMSprop have such slots. Besides those of the exchange there are those of variables with an optimizer of
+    their own (rows, local ones), and those of a file that wait for the exchange to begin.
+    """
     optimizer = slots.without_loss_scaling(optimizer)
     name = {keras.optimizers.SGD: "momentums", keras.optimizers.RMSprop: "_momentums"}
     wanted = next((slot for kind, slot in name.items() if isinstance(optimizer, kind)), None)
-    if without_slots.of(optimizer) is None or wanted is None:
+    stand_in = without_slots.of(optimizer)
+    if stand_in is None or wanted is None:
         return []
     found = [each for state in optimizer.exchange.states for each in slots_of(state)]
-    return [each.slots[wanted] for each in found if wanted in each.slots]
+    of_others = [each for own in stand_in.optimizers for each in slots.velocities(own)]
+    return [*(each.slots[wanted] for each in found if wanted in each.slots), *of_others]
 
 
 def _kind(optimizer: keras.optimizers.Optimizer) -> Callable[[Spec, keras.optimizers.Optimizer], LocalSlots] | None:

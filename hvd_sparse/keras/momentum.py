@@ -13,6 +13,8 @@ begins with what a file has in them.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -34,6 +36,7 @@ from hvd_sparse.transport import first_rank
 _HEAVY_BALL = ("SGD", "RMSprop", "LARS")
 _FIRST_MOMENT = ("Adam", "Adamax", "Lamb", "LAMB")
 _NONE = ("Adagrad", "Adadelta")
+_OWN_WRITES: contextvars.ContextVar[bool] = contextvars.ContextVar("own_writes", default=False)
 CONSOLIDATED = "_hvd_sparse_consolidated_at"  # the step of the exchange whose momentum the slots hold
 Slots: TypeAlias = "Callable[[keras.optimizers.Optimizer], dict[str, Any]]"
 _HOMES = ("keras", "lars")
@@ -159,9 +162,33 @@ def left_out(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     value = getattr(optimizer, name)
     try:
         setattr(optimizer, name, 0.0)
-        yield
+        with own_writes():
+            yield
     finally:
         setattr(optimizer, name, value)
+
+
+@contextlib.contextmanager
+def own_writes() -> Iterator[None]:
+    """Context in which what is written to an optimizer's slots does not come from its user."""
+    token = _OWN_WRITES.set(True)
+    try:
+        yield
+    finally:
+        _OWN_WRITES.reset(token)
+
+
+def note_writes(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> None:
+    """Tells the exchange from now on when the user writes to the slots whose momentum it keeps."""
+    for name, slot in momentum_slots(optimizer).items():
+        slot.assign = functools.partial(_noting, weakref.ref(optimizer), name, slot.assign)
+
+
+def _noting(reference: weakref.ref[Any], name: str, assign: Callable[[Any], Any], value: Any) -> Any:
+    written, optimizer = assign(value), reference()
+    if optimizer is not None and tf.executing_eagerly() and not _OWN_WRITES.get():
+        optimizer.exchange.note_slots([name])
+    return written
 
 
 def _attribute(optimizer: keras.optimizers.Optimizer) -> str | None:

@@ -38,6 +38,12 @@ class WithoutSlots:
         made = (own for _, own in self._apart.values())
         return [slot for own in made for named in slots.by_name(own).values() for slot in named.values()]
 
+    @property
+    def optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Those that have slots: of variables with an optimizer of their own, and the one from a file."""
+        own = [each for _, each in self._apart.values()]
+        return own if self.gathered is None else [*own, self.gathered]
+
     def add(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
         """Creates an optimizer for each of these variables that does not have one."""
         for variable in variables:

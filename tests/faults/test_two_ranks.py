@@ -10,6 +10,7 @@ from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives")
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
+NODES = ("written",)  # on two nodes of one rank
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
 
@@ -46,3 +47,13 @@ def test_started(name, started):
 @pytest.mark.parametrize("name", ranks.names(*STARTING))
 def test_starting(name, starting):
     starting.require(name)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    return ranks.Launched(*NODES, count=2, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
+
+
+@pytest.mark.parametrize("name", ranks.names(*NODES))
+def test_nodes(name, nodes):
+    nodes.require(name)
