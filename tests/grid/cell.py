@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tests.grid.loops import LOOPS
 from tests.grid.models import BATCH, MODELS
 from tests.grid.optimizers import OPTIMIZERS
-from tests.grid.recipes import GRADIENTS, RECIPES, SOME, UPDATES
+from tests.grid.recipes import GRADIENTS, LOCAL, RECIPES, SOME, UPDATES
 from tests.grid.ways import WAYS
 
 ALL = "all"
@@ -124,6 +124,8 @@ class Cell:
         recipe, one_node = RECIPES[self.recipe], self.nodes == 1
         if not self.sends_all or (WAYS[self.way].changes and recipe.applies != GRADIENTS):
             return False
+        if recipe.applies == LOCAL and WAYS[self.way].drops:
+            return False  # the velocity of the outer step
         if recipe.corrects:
             return self.optimizer not in OTHER_WITH_CORRECTION
         if self.recipe == "recommended" and not (self.optimizer in SGDS or self.alike or one_node):

@@ -18,7 +18,8 @@ Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 def fit(model: keras.Model, batches: Batches, epoch: int, callbacks: Sequence[Any]) -> None:
     """`model.fit`, with the number of the epoch."""
     inputs, targets = (np.concatenate(each) for each in zip(*batches, strict=True))
-    begins = 0 if callbacks else epoch  # a callback that resumes says which epoch begins
+    resumes = any(isinstance(each, hvd.callbacks.CheckpointCallback) for each in callbacks)
+    begins = 0 if resumes else epoch  # it says which epoch begins
     model.fit(
         inputs,
         targets,

@@ -117,7 +117,7 @@ class Two(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         import hvd_sparse as hvd
 
-        inputs, targets = data
+        inputs, targets = data[:2]
         for optimizer, part in ((self.optimizer, self.critic), (self.second, self.actor)):
             with hvd.looking_ahead(optimizer), tf.GradientTape() as tape:
                 loss = optimizer.scale_loss(tf.reduce_mean(tf.square(self(inputs, training=True) - targets)))

@@ -40,7 +40,7 @@ class _Part:
         self.optimizers = [OPTIMIZERS[cell.optimizer].make() for _ in variables]
         self.decay = 0.0
         for optimizer, own in zip(self.optimizers, variables, strict=True):
-            if cell.node_updates:
+            if cell.optimizer == "AdamW" and cell.node_updates:  # decoupled decay acts on the weights that all share
                 self.decay, optimizer.weight_decay = optimizer.weight_decay or 0.0, None
             optimizer.build(own)
         self.sums: list[list[Any]] = [[None] * len(own) for own in variables]

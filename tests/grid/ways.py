@@ -124,6 +124,7 @@ def _model_file(at: Stopped) -> GoesOn:
 def _model_file_on_rank_0(at: Stopped) -> GoesOn:
     path = _saved(at)
     model = _load(at, path) if hvd.rank() == 0 else at.new()
+    _build(model)
     return model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
 
 
@@ -143,10 +144,13 @@ def _weights_back(at: Stopped) -> GoesOn:
 
 
 def _build(model: keras.Model) -> None:
+    """Builds the optimizers that are not built yet."""
+    pairs = [(model.optimizer, model)]
     if isinstance(model, Two):
-        model.second.build(model.actor.trainable_variables)
-    variables = model.critic.trainable_variables if isinstance(model, Two) else model.trainable_variables
-    model.optimizer.build(variables)
+        pairs = [(model.optimizer, model.critic), (model.second, model.actor)]
+    for optimizer, part in pairs:
+        if not optimizer.built:
+            optimizer.build(part.trainable_variables)
 
 
 def _set_weights(at: Stopped) -> GoesOn:
