@@ -26,6 +26,7 @@ AXES: Mapping[str, Sequence[str]] = {
     "density": (ALL, "some"),
     "data": ("own", "same"),
 }
+MOVED = {"2x1": "4x2", "2x2": "2x1", "4x2": "2x2", "1x1": "2x1"}  # the shape after a way that moves to other ranks
 SGDS = ("SGD", "momentum", "Nesterov", "scaled_SGD")
 # Their momentum contains the scale of each step, so that it cannot be averaged before that: see hvd.consolidate.
 OTHER_WITH_CORRECTION = ("RMSprop", "LARS")
@@ -71,6 +72,12 @@ class Cell:
     def name(self) -> str:
         """All values, in the order of the axes."""
         return "-".join(getattr(self, axis) for axis in AXES)
+
+    @property
+    def after(self) -> Cell:
+        """The cell on the ranks that it ends on."""
+        moves = WAYS[self.way].moves
+        return dataclasses.replace(self, shape=MOVED[self.shape]) if moves else self
 
     @property
     def ranks(self) -> int:
@@ -134,6 +141,8 @@ class Cell:
             return False
         if WAYS[self.way].broadcasts and self.broadcast_changes:
             return False
+        if WAYS[self.way].moves and self.node_updates:
+            return False  # another number of nodes
         return not (WAYS[self.way].loses_own and (self.has_own or (self.has_sums and not self.alike)))
 
     @property
@@ -153,7 +162,7 @@ class Cell:
         way, recipe = WAYS[self.way], RECIPES[self.recipe]
         if way.exact:
             return not (way.broadcasts and self.broadcast_changes)
-        if not way.keeps_slots or way.changes or (self.has_own and way.loses_own):
+        if not way.keeps_slots or way.changes or way.moves or (self.has_own and way.loses_own):
             return False
         plain = recipe.applies == GRADIENTS and not recipe.corrects
         return plain and self.sends_all and not (self.when == "middle" and way.loses_own)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tests.grid import covering, refusals, rules
 from tests.grid.cell import AXES, Cell
 from tests.grid.loops import TRACED
+from tests.grid.ways import WAYS
 
 SEED = 1
 # What is traced, on real ranks: each costs seconds.
@@ -34,7 +35,9 @@ def _forbids(values: Mapping[str, str]) -> bool:
 @functools.cache
 def quick() -> list[Cell]:
     """Cells that together hold every pair of values that is neither forbidden nor refused, and each refusal."""
-    return [*(Cell(**row) for row in covering.pairwise(AXES, _forbids, SEED)), *refusals.examples()]
+    staying = {**AXES, "way": [way for way in AXES["way"] if not WAYS[way].moves]}
+    rows = covering.pairwise(AXES, _forbids, SEED, covering.pairwise(staying, _forbids, SEED))
+    return [*(Cell(**row) for row in rows), *refusals.examples()]
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def wrong(cell: Cell) -> str:
 
 def differs(cell: Cell, ended: list[play.Ended]) -> str:
     """How what the ranks ended with differs from what the oracles say; "" if it does not."""
-    return _ranks_differ(cell, ended) or _differs_from_unstopped(ended) or _differs_from_plain(cell, ended)
+    return _ranks_differ(cell.after, ended) or _differs_from_unstopped(ended) or _differs_from_plain(cell, ended)
 
 
 def _unlike(failed: threads.RanksFailed) -> str:

@@ -13,15 +13,19 @@ Forbids = Callable[[Mapping[str, str]], bool]
 CANDIDATES = 6  # rows that are tried for each one that is kept
 
 
-def pairwise(axes: Mapping[str, Sequence[str]], forbids: Forbids, seed: int) -> list[Row]:
+def pairwise(axes: Mapping[str, Sequence[str]], forbids: Forbids, seed: int, given: Sequence[Row] = ()) -> list[Row]:
     """Rows that together hold every allowed pair of values; greedy, and the same for the same seed.
 
     Args:
         axes: the values of each axis, the ones that cost least first: they fill what no pair needs.
         forbids: whether the values of some axes, or of all, cannot be in one row.
         seed: of the drawing.
+        given: rows that there are already, to which others are added.
     """
-    return _Covering(axes, forbids, random.Random(seed)).rows()
+    covering = _Covering(axes, forbids, random.Random(seed))
+    for row in given:
+        covering.strike(row)
+    return [*given, *covering.rows()]
 
 
 def drawn(axes: Mapping[str, Sequence[str]], forbids: Forbids, seed: int, count: int) -> list[Row]:
@@ -51,9 +55,9 @@ class _Covering:
             rows = [row for row in (self._around(pair) for _ in range(CANDIDATES)) if row is not None]
             if rows:
                 found.append(max(rows, key=self._gain))
-                self._strike(found[-1])
+                self.strike(found[-1])
             else:
-                self._strike(pair)
+                self.strike(pair)
         return found
 
     def _pairs(self) -> Iterator[Row]:
@@ -87,7 +91,8 @@ class _Covering:
         places = itertools.combinations(row, 2)
         return sum(bool(self._missing[pair][self._place(row, pair)]) for pair in places)
 
-    def _strike(self, row: Row) -> None:
+    def strike(self, row: Row) -> None:
+        """Notes that the pairs of a row, or a pair, need no other."""
         for pair in itertools.permutations(row, 2):
             self._missing[pair][self._place(row, pair)] = False
 

@@ -18,6 +18,7 @@ from tests.grid.models import MODELS, Two, made, path
 from tests.grid.optimizers import OPTIMIZERS
 from tests.grid.play import Values, batches, values
 from tests.grid.recipes import EVERY, LOCAL, RECIPES
+from tests.grid.ways import WAYS
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of recipes.diloco
 
@@ -28,6 +29,8 @@ def simulated(cell: Cell) -> list[Values]:
     training.epoch(0)
     if cell.way == "rolled_back":
         training.roll_back()
+    if WAYS[cell.way].moves:
+        training = training.moved()
     training.epoch(1)
     return [values(model) for model in training.models]
 
@@ -51,6 +54,13 @@ class _Part:
         ]
         self.passes = self.steps = 0
         self.rows: list[bool] = [False] * len(self.local)
+
+    def take_over(self, other: _Part) -> None:
+        """Continues with the steps and slots of the other's first replica."""
+        self.passes, self.steps = other.passes, other.steps
+        for optimizer in self.optimizers:
+            for own, value in zip(_inner(optimizer).variables, _inner(other.optimizers[0]).variables, strict=True):
+                own.assign(value)
 
     def take(self, gradients: list[list[Any]]) -> None:
         """Accumulates the ranks' gradients, and applies them after the last pass of a step."""
@@ -101,14 +111,14 @@ class _Part:
     def _apply(self, rank: int, gradients: list[Any]) -> None:
         optimizer, own = self.optimizers[rank], self.variables[rank]
         given = [None if each is None else tf.constant(each, tf.float32) for each in gradients]
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = _inner(optimizer)
         if self.cell.passes == "horovods_two":
             inner.iterations.assign(self.passes - 1)  # Horovod's count of iterations is that of passes
         inner.apply(given, own)
 
     def _combine(self, number: int, before: list[np.ndarray]) -> None:
         """Applies the mean of the nodes' updates of a variable, or lets the nodes go on by themselves."""
-        rate = float(getattr(self.optimizers[0], "inner_optimizer", self.optimizers[0]).learning_rate)
+        rate = float(_inner(self.optimizers[0]).learning_rate)
         gathered = [each[number] for each in self.gathered]
         shared = before[0] + gathered[0]
         shared = shared - shared * np.float32(self.decay * rate)
@@ -144,9 +154,22 @@ class _Training:
             for number, part in enumerate(self._parts):
                 part.take([_gradients(model, number, *own) for model, own in zip(self.models, data, strict=True)])
 
+    def moved(self) -> _Training:
+        """The training on the ranks on which it goes on, with the state of this one."""
+        made = _Training(self._cell.after)
+        for model in made.models:
+            model.set_weights(self.models[0].get_weights())
+        for new, old in zip(made._parts, self._parts, strict=True):
+            new.take_over(old)
+        return made
+
     def roll_back(self) -> None:
         for model, start in zip(self.models, self._start, strict=True):
             model.set_weights(start)
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _lists(model: keras.Model) -> list[list[Any]]:

@@ -36,7 +36,13 @@ def played(cell: Cell) -> list[Ended]:
     """What each rank ends with, with ranks that are threads."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="grid"))
     try:
-        return world.run(cell.ranks, cell.local_size, lambda rank: of_rank(cell, rank, folder))
+        if not WAYS[cell.way].moves:
+            return world.run(cell.ranks, cell.local_size, lambda rank: of_rank(cell, rank, folder))
+        world.run(cell.ranks, cell.local_size, lambda rank: _train(cell, rank, folder, cell.way, [0]))
+        after = cell.after
+        return world.run(
+            after.ranks, after.local_size, lambda rank: Ended(_train(after, rank, folder, cell.way, [1]), None)
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -64,7 +70,7 @@ def of_rank(cell: Cell, rank: int, folder: pathlib.Path) -> Ended:
     return Ended(stopped, unstopped)
 
 
-def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
+def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str, phases: Sequence[int] = (0, 1)) -> Values:
     recipe, options, chosen = RECIPES[cell.recipe], _options(cell), WAYS[way]
 
     def aggregator() -> Any:
@@ -93,8 +99,10 @@ def _train(cell: Cell, rank: int, folder: pathlib.Path, way: str) -> Values:
         lambda model: train(model, 0, batches(cell, rank, 2)),
         lambda name: world.gather(None, name),
     )
-    if cell.counts[0]:
+    if cell.counts[0] and 0 in phases:
         train(model, 0, batches(cell, rank, 0), chosen.saves(folder))
+    if 1 not in phases:
+        return []
     model, callbacks = chosen.go_on(at)
     train(model, 1, batches(cell, rank, 1), callbacks)
     return values(model)

@@ -30,6 +30,14 @@ def test_every_pair_is_covered_but_those_that_are_forbidden():
     assert rows == covering.pairwise(SMALL, _forbidden, seed=3)
 
 
+def test_rows_are_added_to_those_that_there_are():
+    fewer = {**SMALL, "a": ("1", "2")}
+    first = covering.pairwise(fewer, _forbidden, seed=3)
+    rows = covering.pairwise(SMALL, _forbidden, 3, first)
+    assert rows[: len(first)] == first and {row["a"] for row in rows[len(first) :]} == {"3"}
+    assert _pairs(rows) == _pairs(covering.pairwise(SMALL, _forbidden, 3))
+
+
 def test_rows_are_drawn_by_the_seed_and_the_rules():
     rows = covering.drawn(SMALL, _forbidden, seed=4, count=30)
     assert rows == covering.drawn(SMALL, _forbidden, 4, 30) != covering.drawn(SMALL, _forbidden, 5, 30)

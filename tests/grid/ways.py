@@ -61,6 +61,7 @@ class Way:
         drops: whether what waits to be sent is dropped or shared out.
         changes: whether the recipe is another one afterwards.
         broadcasts: whether the ranks' statistics, such as those of batches, get rank 0's values, and no others.
+        moves: whether other ranks go on, which are `Cell.after`.
         saves: the callbacks of the first phase, which saves.
     """
 
@@ -72,6 +73,7 @@ class Way:
     drops: bool = False
     changes: bool = False
     broadcasts: bool = False
+    moves: bool = False
     saves: Callable[[pathlib.Path], Sequence[Any]] = lambda folder: ()
 
 
@@ -186,6 +188,7 @@ WAYS = {
     "checkpoint_same": Way(_checkpoint_same, exact=True, saves=_checkpoints),
     "checkpoint_new": Way(_checkpoint_new, exact=True, saves=_checkpoints),
     "checkpoint_dense": Way(_checkpoint_dense, averages_slots=True, changes=True, saves=_checkpoints),
+    "checkpoint_ranks": Way(_checkpoint_new, loses_own=True, averages_slots=True, moves=True, saves=_checkpoints),
     "model_file": Way(_model_file, loses_own=True, averages_slots=True, drops=True),
     "model_file_on_rank_0": Way(_model_file_on_rank_0, loses_own=True, averages_slots=True, drops=True),
     "weights_file": Way(_weights_file, loses_own=True, averages_slots=True, drops=True),
