@@ -1,10 +1,15 @@
 """Runs cells by name, or prints the table of what is refused, in Markdown: `python -m tests.grid [CELL ...]`."""
 
+import os
 import sys
 
-import hvd_sparse as hvd
-from tests.grid import check, refusals
-from tests.grid.cell import Cell
+from tests.parallel.launch import QUIET
+
+os.environ.update(QUIET)
+
+import hvd_sparse as hvd  # noqa: E402 - TensorFlow reads the environment when it is first imported
+from tests.grid import check, refusals  # noqa: E402
+from tests.grid.cell import Cell  # noqa: E402
 
 
 def main() -> int:

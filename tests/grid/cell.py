@@ -28,8 +28,9 @@ AXES: Mapping[str, Sequence[str]] = {
 }
 MOVED = {"2x1": "4x2", "2x2": "2x1", "4x2": "2x2", "1x1": "2x1"}  # the shape after a way that moves to other ranks
 SGDS = ("SGD", "momentum", "Nesterov", "scaled_SGD")
-# Their momentum contains the scale of each step, so that it cannot be averaged before that: see hvd.consolidate.
-OTHER_WITH_CORRECTION = ("RMSprop", "LARS")
+# The only ones that do the same when their momentum, if any, is applied before the exchange: the others divide by the
+# size of what the exchange returns, and scale before or after the momentum.
+SAME_WITH_CORRECTION = (*SGDS, "Adagrad", "Adadelta")
 
 __all__ = ["ALL", "AXES", "BATCH", "Cell"]
 
@@ -134,7 +135,7 @@ class Cell:
         if recipe.applies == LOCAL and WAYS[self.way].drops:
             return False  # the velocity of the outer step
         if recipe.corrects:
-            return self.optimizer not in OTHER_WITH_CORRECTION
+            return self.optimizer in SAME_WITH_CORRECTION
         if self.recipe == "recommended" and not (self.optimizer in SGDS or self.alike or one_node):
             return False  # the gain ratio
         if recipe.applies != GRADIENTS and WAYS[self.way].averages_slots and not (self.alike or one_node):
