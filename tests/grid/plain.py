@@ -47,7 +47,7 @@ class _Part:
                 self.decay, optimizer.weight_decay = optimizer.weight_decay or 0.0, None
             optimizer.build(own)
         self.sums: list[list[Any]] = [[None] * len(own) for own in variables]
-        self.gathered = [[np.zeros(each.shape, "f4") for each in own] for own in variables]
+        self.shared = [each.numpy() for each in variables[0]]
         self.velocity = [np.zeros(each.shape, "f4") for each in variables[0]]
         self.local = [
             path(each).startswith(tuple(f"{name}/" for name in MODELS[cell.model].local)) for each in variables[0]
@@ -117,20 +117,22 @@ class _Part:
         inner.apply(given, own)
 
     def _combine(self, number: int, before: list[np.ndarray]) -> None:
-        """Applies the mean of the nodes' updates of a variable, or lets the nodes go on by themselves."""
+        """Applies the mean of the nodes' updates of a variable, or lets the nodes go on by themselves.
+
+        What a node writes itself, in the forward pass, joins its update if it trains on its own, and otherwise changes
+        the weights that all share, as under a mean gradient.
+        """
+        local = RECIPES[self.cell.recipe].applies == LOCAL
+        begins = [self.shared[number]] * len(before) if local else before
+        moved = [old - own[number].numpy() for old, own in zip(begins, self.variables, strict=True)]
         rate = float(_inner(self.optimizers[0]).learning_rate)
-        gathered = [each[number] for each in self.gathered]
-        shared = before[0] + gathered[0]
-        shared = shared - shared * np.float32(self.decay * rate)
-        for held, old, own in zip(gathered, before, self.variables, strict=True):
-            held += old - own[number].numpy()
-        lowered = np.zeros_like(shared)
-        if RECIPES[self.cell.recipe].applies != LOCAL or self.steps % EVERY == 0:
-            lowered = self._lowered(number, np.mean(gathered, axis=0))
-            for held in gathered:
-                held[...] = 0.0
-        for held, own in zip(gathered, self.variables, strict=True):
-            own[number].assign(shared - lowered - held)
+        shared = begins[0] - begins[0] * np.float32(self.decay * rate)
+        if not local or self.steps % EVERY == 0:
+            shared = shared - self._lowered(number, np.mean(moved, axis=0))
+            moved = [np.zeros_like(shared)] * len(moved)
+        self.shared[number] = shared
+        for own, waits in zip(self.variables, moved, strict=True):
+            own[number].assign(shared - waits)
 
     def _lowered(self, number: int, mean: np.ndarray) -> np.ndarray:
         if RECIPES[self.cell.recipe].applies != LOCAL:
