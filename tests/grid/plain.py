@@ -89,7 +89,7 @@ class _Part:
         for rank in range(len(self.variables)):
             self._apply(rank, means[rank])
         for number, (local, rows) in enumerate(zip(self.local, self.rows, strict=True)):
-            if not local and not rows:
+            if not local and not rows and self.sums[0][number] is not None:
                 self._combine(number, [own[number] for own in before])
 
     def _means(self, rank: int, divisor: float) -> list[Any]:
