@@ -27,6 +27,7 @@ AXES: Mapping[str, Sequence[str]] = {
     "data": ("own", "same"),
 }
 MOVED = {"2x1": "4x2", "2x2": "2x1", "4x2": "2x2", "1x1": "2x1"}  # the shape after a way that moves to other ranks
+AHEAD = ("recommended", "diloco")  # nodes compute gradients at weights of their own
 SGDS = ("SGD", "momentum", "Nesterov", "scaled_SGD")
 # The only ones that do the same when their momentum, if any, is applied before the exchange: the others divide by the
 # size of what the exchange returns, and scale before or after the momentum.
@@ -117,7 +118,8 @@ class Cell:
     def differs(self, path: str) -> bool:
         """Whether a variable of this path is each rank's own."""
         kind = MODELS[self.model]
-        own = (*kind.own, *(kind.statistics if self.data == "own" else ()))
+        ahead = self.recipe in AHEAD
+        own = (*kind.own, *(kind.statistics if self.data == "own" else ()), *(kind.of_weights if ahead else ()))
         return self.ranks > 1 and path.startswith(tuple(own)) and bool(own)
 
     @property
@@ -131,6 +133,8 @@ class Cell:
         """Whether plain Keras optimizers can do the same, as nothing waits to be sent and no state is averaged."""
         recipe, one_node = RECIPES[self.recipe], self.nodes == 1
         if not self.sends_all or (WAYS[self.way].changes and recipe.applies != GRADIENTS):
+            return False
+        if self.loses_unsaved:
             return False
         if recipe.applies == LOCAL and WAYS[self.way].drops:
             return False  # the velocity of the outer step
@@ -147,6 +151,11 @@ class Cell:
         return not (WAYS[self.way].loses_own and (self.has_own or (self.has_sums and not self.alike)))
 
     @property
+    def loses_unsaved(self) -> bool:
+        """Whether Keras leaves out a part of the model's state."""
+        return MODELS[self.model].unsaved and WAYS[self.way].by_keras
+
+    @property
     def has_sums(self) -> bool:
         """Whether it stops between the passes of a step."""
         return self.when == "middle" and self.passes != "single"
@@ -161,6 +170,8 @@ class Cell:
     def is_exact(self) -> bool:
         """Whether it ends with the bits of a training that was not stopped."""
         way, recipe = WAYS[self.way], RECIPES[self.recipe]
+        if self.loses_unsaved:
+            return False
         if way.exact:
             return not (way.broadcasts and self.broadcast_changes)
         if not way.keeps_slots or way.changes or way.moves or (self.has_own and way.loses_own):

@@ -22,6 +22,9 @@ class Kind:
         own: beginnings of the paths of variables that differ between ranks, whatever they are trained on.
         statistics: beginnings of the paths of variables that follow from the batches, so that they differ between ranks
             that have different ones.
+        of_weights: beginnings of the paths of variables that follow from the weights in the forward pass, so that they
+            differ where nodes compute at weights of their own.
+        unsaved: whether Keras's files leave out a part of its state.
         local: names of the layers that are passed as `local_layers`.
         inputs: makes a batch of inputs from a generator.
         optimizers: how many it has.
@@ -31,6 +34,8 @@ class Kind:
     build: Callable[[int], keras.Model]
     own: Sequence[str] = ()
     statistics: Sequence[str] = ()
+    of_weights: Sequence[str] = ()
+    unsaved: bool = False
     local: Sequence[str] = ()
     inputs: Callable[[np.random.Generator], np.ndarray] = lambda random: random.normal(size=(BATCH, 4)).astype("f4")
     optimizers: int = 1
@@ -149,13 +154,15 @@ MODELS = {
         lambda rank: _stack(_first(), keras.layers.BatchNormalization(name="norm", momentum=0.5), _last()),
         statistics=["norm/moving_"],
     ),
-    "stateful": Kind(_stateful, statistics=["memory/"], inputs=_sequences),
+    "stateful": Kind(_stateful, statistics=["memory/"], unsaved=True, inputs=_sequences),
     "dropout": Kind(
         lambda rank: _stack(_first(), keras.layers.Dropout(0.5, seed=7 + rank, name="drop"), _last()),
         own=["drop/", "seed_generator"],
+        unsaved=True,,
     ),
     "spectral": Kind(
         lambda rank: _stack(keras.layers.SpectralNormalization(_first(), name="spectral"), _last()),
+        of_weights=["spectral/vector_"],
     ),
     "two_optimizers": Kind(lambda rank: Two(), optimizers=2),
 }

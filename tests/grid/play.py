@@ -132,7 +132,9 @@ def optimizers(model: keras.Model) -> list[Any]:
 
 
 def values(model: keras.Model) -> Values:
-    """All variables of a model, by path, without metrics."""
-    held = [*model.weights, *(each for each in model.variables if each.path.endswith("seed_generator_state"))]
+    """All variables of a model, by path, without metrics and seeds that nothing draws from."""
+    seeds = [each for each in model.variables if each.path.endswith("seed_generator_state")]
+    draws = any(isinstance(layer, keras.layers.Dropout) for layer in model.layers)
+    held = [*model.weights, *(seeds if draws else ())]
     distinct: dict[int, Any] = {id(each): each for each in held}
     return [(path(each), keras.ops.convert_to_numpy(each)) for each in distinct.values()]

@@ -61,6 +61,7 @@ class Way:
         drops: whether what waits to be sent is dropped or shared out.
         changes: whether the recipe is another one afterwards.
         broadcasts: whether the ranks' statistics, such as those of batches, get rank 0's values, and no others.
+        by_keras: whether Keras or TensorFlow writes all of it.
         moves: whether other ranks go on, which are `Cell.after`.
         saves: the callbacks of the first phase, which saves.
     """
@@ -73,6 +74,7 @@ class Way:
     drops: bool = False
     changes: bool = False
     broadcasts: bool = False
+    by_keras: bool = False
     moves: bool = False
     saves: Callable[[pathlib.Path], Sequence[Any]] = lambda folder: ()
 
@@ -189,13 +191,13 @@ WAYS = {
     "checkpoint_new": Way(_checkpoint_new, exact=True, saves=_checkpoints),
     "checkpoint_dense": Way(_checkpoint_dense, averages_slots=True, changes=True, saves=_checkpoints),
     "checkpoint_ranks": Way(_checkpoint_new, loses_own=True, averages_slots=True, moves=True, saves=_checkpoints),
-    "model_file": Way(_model_file, loses_own=True, averages_slots=True, drops=True),
-    "model_file_on_rank_0": Way(_model_file_on_rank_0, loses_own=True, averages_slots=True, drops=True),
-    "weights_file": Way(_weights_file, loses_own=True, averages_slots=True, drops=True),
+    "model_file": Way(_model_file, loses_own=True, averages_slots=True, drops=True, by_keras=True),
+    "model_file_on_rank_0": Way(_model_file_on_rank_0, loses_own=True, averages_slots=True, drops=True, by_keras=True),
+    "weights_file": Way(_weights_file, loses_own=True, averages_slots=True, drops=True, by_keras=True),
     "set_weights": Way(_set_weights, drops=True),
     "rolled_back": Way(_rolled_back, keeps_slots=False, drops=True),
-    "weights_back": Way(_weights_back, loses_own=True, averages_slots=True, drops=True),
+    "weights_back": Way(_weights_back, loses_own=True, averages_slots=True, drops=True, by_keras=True),
     "broadcast": Way(_broadcast, exact=True, broadcasts=True),
-    "deepcopy": Way(_deepcopy, averages_slots=True, drops=True),
-    "tf_checkpoint": Way(_tf_checkpoint, averages_slots=True, drops=True),
+    "deepcopy": Way(_deepcopy, averages_slots=True, drops=True, by_keras=True),
+    "tf_checkpoint": Way(_tf_checkpoint, averages_slots=True, drops=True, by_keras=True),
 }
