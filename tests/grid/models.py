@@ -158,7 +158,7 @@ MODELS = {
     "dropout": Kind(
         lambda rank: _stack(_first(), keras.layers.Dropout(0.5, seed=7 + rank, name="drop"), _last()),
         own=["drop/", "seed_generator"],
-        unsaved=True,,
+        unsaved=True,
     ),
     "spectral": Kind(
         lambda rank: _stack(keras.layers.SpectralNormalization(_first(), name="spectral"), _last()),

@@ -18,11 +18,8 @@ def listed():
     tiers = [(cells.quick(), []), (cells.thorough(), [pytest.mark.thorough])]
     for cell, marks in ((cell, marks) for found, marks in tiers for cell in found):
         fault = faults.of(cell)
-        known = (
-            []
-            if fault is None
-            else [pytest.mark.xfail(reason=f"fault {fault.number}", strict=fault.always and not marks)]
-        )
+        strict = fault is not None and fault.always and not marks
+        known = [] if fault is None else [pytest.mark.xfail(reason=f"fault {fault.number}", strict=strict)]
         yield pytest.param(cell, id=cell.name, marks=[*marks, *known])
 
 
