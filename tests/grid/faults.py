@@ -48,6 +48,11 @@ FAULTS: list[Fault] = [
     Fault("10", lambda cell: cell.has_sums and not cell.alike and cell.way.startswith("checkpoint"), always=False),
     Fault("10", lambda cell: _has_state(cell) and cell.way.startswith("checkpoint"), always=False),
     Fault("10", lambda cell: cell.way == "broadcast" and "own/" in MODELS[cell.model].own, always=False),
+    Fault(
+        "10, by names of slots",
+        lambda cell: cell.optimizer == "Adafactor" and "local" in cell.model and cell.way.startswith("checkpoint"),
+        always=False,
+    ),
     Fault("12", lambda cell: cell.model == "two_optimizers" and cell.way.startswith("checkpoint"), always=False),
     Fault("12", lambda cell: cell.model == "two_optimizers" and cell.way in FILES, always=False),
     Fault("13", lambda cell: cell.way == "deepcopy", always=False),
