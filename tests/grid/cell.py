@@ -146,8 +146,8 @@ class Cell:
             return False
         if WAYS[self.way].broadcasts and self.broadcast_changes:
             return False
-        if WAYS[self.way].moves and self.node_updates:
-            return False  # another number of nodes
+        if WAYS[self.way].moves and (self.node_updates or self.after.has_own):
+            return False  # another number of nodes, or ranks without a state of their own
         return not (WAYS[self.way].loses_own and (self.has_own or (self.has_sums and not self.alike)))
 
     @property
