@@ -20,10 +20,15 @@ def optimizers_of(tracked: Any) -> dict[str, keras.optimizers.Optimizer]:
     counts once, a loss-scaling one together with its inner one. `model.optimizer` comes first, the others in the order
     of their places, which is the same on all ranks.
     """
-    found = {path: each for path, each in _walked(tracked) if isinstance(each, keras.optimizers.Optimizer)}
+    own = getattr(tracked, "optimizer", None)  # also if that is a property or an attribute of the class
+    found = {"optimizer": own} if isinstance(own, keras.optimizers.Optimizer) else {}
+    found |= {
+        path: each
+        for path, each in _walked(tracked)
+        if isinstance(each, keras.optimizers.Optimizer) and each is not own
+    }
     scaled = {id(slots.without_loss_scaling(each)) for each in found.values() if _scales(each)}
     kept = {path: each for path, each in found.items() if id(each) not in scaled}
-    own = getattr(tracked, "optimizer", None)
     return dict(sorted(kept.items(), key=lambda item: item[1] is not own))
 
 

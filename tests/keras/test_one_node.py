@@ -1,5 +1,7 @@
 """Training on one node that was found, not given: every recipe is plain Keras, also saved and resumed."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -52,8 +54,10 @@ def values(model):
     return [np.array(each) for each in (*model.weights, *(saved[name] for name in sorted(saved)))]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+# Under momentum correction Adam's second moment is that of the velocity, on any number of nodes.
+@pytest.mark.parametrize(
+    ("name", "kind"), [each for each in itertools.product(RECIPES, OPTIMIZERS) if each != ("dgc", "adam")]
+)
 def test_weights_and_slots_are_those_of_plain_keras(name, kind):
     ours = fit(made(hvd.DistributedOptimizer(OPTIMIZERS[kind](), aggregator=RECIPES[name]())), 3)
     hvd.consolidate(ours)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.keras import hooks
-from hvd_sparse.keras.broadcast import broadcast_state
+from hvd_sparse.keras.broadcasting import broadcast_state
 from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.transport import topology

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import broadcast, checkpoint, hooks, own_state
+from hvd_sparse.keras import broadcasting, checkpoint, hooks, own_state
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
@@ -133,7 +133,7 @@ class CheckpointCallback(DistributedCallback):
         begun = [path for path, exchange in exchanges.items() if exchange.step] or list(exchanges)
         held = optimizers_of(self.model)
         for path in exchanges:
-            places = broadcast.places_in(self.model, held[path])
+            places = broadcasting.places_in(self.model, held[path])
             described.append({"attribute": path, "variables": places, "residuals": None})
             if path in begun:
                 name = described[-1]["residuals"] = folders.residuals_of(begun.index(path))
@@ -215,7 +215,7 @@ class CheckpointCallback(DistributedCallback):
         _warn(*_sentences(folder, found, [each for each in passed_over if each not in lacking], lacking))
         self._build(found)
         self._load_weights(folder / folders.WEIGHTS)
-        broadcast.broadcast_state(self.model, 0, own_state.begins_afresh(self.model))
+        broadcasting.broadcast_state(self.model, 0, own_state.begins_afresh(self.model))
         self._take_up(residuals, use_own=own_problem is None)
         hooks.resume_at(self.model, found.epoch + 1)
         self._tell(folder, found.epoch + 1)
@@ -257,8 +257,8 @@ class CheckpointCallback(DistributedCallback):
         held = optimizers_of(self.model)
         for each in found.optimizers:
             if each["attribute"] in held:
-                broadcast.build_at(self.model, held[each["attribute"]], each["variables"])
-        broadcast.build_alike(self.model, list(held.values()))
+                broadcasting.build_at(self.model, held[each["attribute"]], each["variables"])
+        broadcasting.build_alike(self.model, list(held.values()))
 
     def _tell(self, folder: pathlib.Path, done: int) -> None:
         if not first_rank.is_here():
