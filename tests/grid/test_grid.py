@@ -18,8 +18,7 @@ def listed():
     tiers = [(cells.quick(), []), (cells.thorough(), [pytest.mark.thorough])]
     for cell, marks in ((cell, marks) for found, marks in tiers for cell in found):
         fault = faults.of(cell)
-        strict = fault is not None and fault.always and not marks
-        known = [] if fault is None else [pytest.mark.xfail(reason=f"fault {fault.number}", strict=strict)]
+        known = [] if fault is None else [pytest.mark.xfail(reason=fault.what, strict=True)]
         yield pytest.param(cell, id=cell.name, marks=[*marks, *known])
 
 

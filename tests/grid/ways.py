@@ -172,13 +172,15 @@ def _broadcast(at: Stopped) -> GoesOn:
 
 
 def _deepcopy(at: Stopped) -> GoesOn:
+    hvd.consolidate(at.model)
     return copy.deepcopy(at.model), ()
 
 
 def _tf_checkpoint(at: Stopped) -> GoesOn:
-    path = at.folder / "tf" / f"rank{hvd.rank()}"
     _build(at.model)
-    tf.train.Checkpoint(model=at.model, optimizer=at.model.optimizer).write(str(path))
+    path = _written(
+        at, "tf", lambda model, path: tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(path))
+    )
     model = at.new()
     _build(model)
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).read(str(path)).assert_existing_objects_matched()
@@ -199,5 +201,5 @@ WAYS = {
     "weights_back": Way(_weights_back, loses_own=True, averages_slots=True, drops=True, by_keras=True),
     "broadcast": Way(_broadcast, exact=True, broadcasts=True),
     "deepcopy": Way(_deepcopy, averages_slots=True, drops=True, by_keras=True),
-    "tf_checkpoint": Way(_tf_checkpoint, averages_slots=True, drops=True, by_keras=True),
+    "tf_checkpoint": Way(_tf_checkpoint, loses_own=True, averages_slots=True, drops=True, by_keras=True),
 }
