@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -141,16 +142,16 @@ class Last:
         return self._infer(source, batch, False)
 
     def _run_both_ways(self, source, x, y, weight, share, penalty):
-        with tf.GradientTape() as tape:
-            if source is not None:
+        tape = tf.GradientTape() if tf.executing_eagerly() else None
+        with tape or contextlib.nullcontext():
+            if tape is not None and source is not None:
                 tape.watch(source)
             objective, logs = self._run(source, x, y, weight, share, penalty, True)
         variables = [resource(each) for each in self._model.trainable_variables]
         sources = [*variables, *([] if source is None else [source])]
         # In a graph, like the function of a stage that sends on, whose gradient TensorFlow computes in this way: sums
         # of three gradients and more then have the same order wherever a model is split. Eager functions need the tape.
-        eagerly = tf.executing_eagerly()
-        found = tape.gradient(objective, sources) if eagerly else tf.gradients(objective, sources)
+        found = tf.gradients(objective, sources) if tape is None else tape.gradient(objective, sources)
         return pack(found[: len(variables)]), _of_source(source, found), logs
 
     def _run(self, source, x, y, weight, share, penalty, training: bool):

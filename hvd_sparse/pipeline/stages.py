@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import ahead
 from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain, Part, made
 from hvd_sparse.pipeline.grid import Grid
@@ -161,7 +162,8 @@ class Stages(keras.Model):
     def train_step(self, data):
         """One step of all stages."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        with _Telling(self._neighbours):
+        # All micro-batches are computed at the same weights, whichever tape records them.
+        with _Telling(self._neighbours), ahead.looking_ahead(self.optimizer):
             verdict = self._begun().train((x, y, weight), self)
         self._make_step(verdict.gradients, verdict.end)
         return self._told_of(verdict.end.logs)
@@ -268,6 +270,9 @@ class Stages(keras.Model):
         for number, weight in enumerate(self.weights if self._peers.size > 1 else ()):
             weight.assign(self._peers.broadcast(tf.convert_to_tensor(weight), 0, f"pipeline.begin.{number}"))
         self.optimizer.build(self.trainable_variables)
+        looking = ahead.of(self.optimizer)
+        if looking is not None:
+            looking.looked()  # in the first step, nothing waits to be sent
         variables, optimizer = list(self.trainable_variables), self.optimizer
         self._apply = tf.function(lambda packed: optimizer.apply(unpack(packed, variables), variables))
 

@@ -61,7 +61,7 @@ def a_rank_has_fewer_batches():
     _stall(
         _train,
         "rank 0 waits in a step of fit (epoch 1, batch 5, actors_stalls.py line",
-        "rank 1 waits in the collective metrics.agree.lengths (MetricAverageCallback.on_epoch_end, epoch 1",
+        "rank 1 waits in the collective rates.compare.lengths (MetricAverageCallback.on_epoch_end, epoch 1",
         "steps_per_epoch",
     )
 
