@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 from hvd_sparse.exchange import slots
 from hvd_sparse.keras import hooks, without_slots
+from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.transport import first_rank
 
 _AGAIN = "_hvd_sparse_again"
@@ -47,14 +48,13 @@ class Distribution:
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribution:
         return self  # a recipe keeps nothing of a training
 
-    def give_to(self, model: keras.Model) -> None:
-        """Makes the optimizer of a copied model distributed.
+    def give_to_one_of(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        """Makes an optimizer of a copied model distributed.
 
         Raises:
             ValueError: if the original has local variables, and it is unknown which of the copy's they are.
         """
-        self._give(model.optimizer, model.trainable_variables if model.built else None)
-        hooks.adopt(model)
+        self._give(optimizer, model.trainable_variables if model.built else None)
 
     def give_to_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Makes a copied optimizer distributed; ValueError if the original has local variables."""
@@ -75,10 +75,10 @@ class CompileConfig(dict):
     """What `get_compile_config` returns, which is saved like any dictionary.
 
     Attributes:
-        distribution: how the optimizer was made distributed; None if it is not.
+        distributions: how the model's optimizers were made distributed, by where they are; {} if none is.
     """
 
-    distribution: Distribution | None = None
+    distributions: Mapping[str, Distribution] = {}
 
 
 def remember(optimizer: keras.optimizers.Optimizer, again: Callable[..., None]) -> None:
@@ -96,15 +96,38 @@ def of_optimizer(optimizer: Any) -> Distribution | None:
     return Distribution(functools.partial(again, **left_out), bool(exchange.has_local), None)
 
 
-def of_model(model: keras.Model) -> Distribution | None:
-    """How the optimizer of a compiled model was made distributed; None if it is not."""
-    optimizer = getattr(model, "optimizer", None)
-    found = of_optimizer(optimizer)
-    exchange = hooks.exchange_of(optimizer)
-    if found is None or exchange is None or not model.built:
-        return found
-    are_local = exchange.are_local(model.trainable_variables)
-    return dataclasses.replace(found, local=tuple(place for place, local in enumerate(are_local) if local))
+def of_model(model: keras.Model) -> dict[str, Distribution]:
+    """How the distributed optimizers of a compiled model were made so, by where they are (`tracked.optimizers_of`)."""
+    found = {}
+    for path, optimizer in optimizers_of(model).items():
+        distribution, exchange = of_optimizer(optimizer), hooks.exchange_of(optimizer)
+        if distribution is not None and exchange is not None and model.built:
+            are_local = exchange.are_local(model.trainable_variables)
+            local = tuple(place for place, local in enumerate(are_local) if local)
+            distribution = dataclasses.replace(distribution, local=local)
+        if distribution is not None:
+            found[path] = distribution
+    return found
+
+
+def give_to_all(model: keras.Model, distributions: Mapping[str, Distribution]) -> None:
+    """Makes the optimizers of a copied model distributed like those of the original, if it has any.
+
+    Raises:
+        ValueError: if it has some of them only, or as for `Distribution.give_to_one_of`.
+    """
+    held = optimizers_of(model)
+    lacking = [path for path in distributions if path not in held]
+    if held and lacking:
+        raise ValueError(
+            f"The copy of {type(model).__name__} has no optimizer {lacking[0]!r} that could exchange as the original's "
+            "does: save it in get_compile_config and set it in compile_from_config, or compile the copy anew."
+        )
+    for path, optimizer in held.items():
+        if path in distributions:
+            distributions[path].give_to_one_of(model, optimizer)
+    if held and distributions:
+        hooks.adopt(model)
 
 
 def was_loaded(optimizer: Any) -> bool:
@@ -134,21 +157,24 @@ def install() -> None:
 
 def _hooked_reduce(original: Any) -> Any:
     def reduce(self):
-        distribution = of_model(self)
-        if distribution is None:
+        distributions = of_model(self)
+        if not distributions:
             return original(self)
-        with _savable_everywhere(slots.without_loss_scaling(self.optimizer)):
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers_of(self).values():
+                stack.enter_context(_savable_everywhere(slots.without_loss_scaling(optimizer)))
             make, arguments = original(self)
-        return _copied_model, (make, arguments, distribution)
+        return _copied_model, (make, arguments, distributions)
 
     return reduce
 
 
-def _copied_model(make: Callable[..., keras.Model], arguments: tuple[Any, ...], distribution: Distribution) -> Any:
+def _copied_model(
+    make: Callable[..., keras.Model], arguments: tuple[Any, ...], distributions: Mapping[str, Distribution]
+) -> Any:
     """A model made from a copy's bytes; at the top of the module, as pickles name it."""
     model = make(*arguments)
-    if getattr(model, "optimizer", None) is not None:
-        distribution.give_to(model)
+    give_to_all(model, distributions)
     return model
 
 
@@ -197,7 +223,7 @@ def _hooked_get_compile_config(original: Any) -> Any:
         if not isinstance(config, dict) or hooks.meets_otherwise(getattr(self, "optimizer", None)):
             return config
         carried = CompileConfig(config)
-        carried.distribution = of_model(self)
+        carried.distributions = of_model(self)
         return carried
 
     return get_compile_config
@@ -211,7 +237,7 @@ def _hooked_compile_from_config(original: Any) -> Any:
             return
         if not isinstance(config, CompileConfig):
             vars(optimizer)[_LOADED] = True
-        elif config.distribution is not None:
-            config.distribution.give_to(self)
+        else:
+            give_to_all(self, config.distributions)
 
     return compile_from_config
