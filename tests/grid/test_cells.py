@@ -1,6 +1,7 @@
 """The list of cells: every pair of values is in it, few are refused, and each row of a table has a cell."""
 
 import itertools
+import pathlib
 
 import pytest
 
@@ -65,3 +66,8 @@ def test_each_row_of_the_tables_has_a_cell():
 
 def test_a_cell_has_the_name_that_finds_it():
     assert all(Cell.named(cell.name) == cell for cell in (*cells.quick(), *cells.traced()))
+
+
+def test_the_page_on_saving_has_the_table_of_refusals():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "saving.md"
+    assert refusals.table() in page.read_text(), "run: python -m tests.grid"
