@@ -10,6 +10,7 @@ import keras
 from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.ahead import of_all, tapes_look_ahead
 from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 
@@ -25,12 +26,8 @@ def looks_ahead(optimizer: Any) -> bool:
 
 
 def optimizers_ahead(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The optimizers that look ahead among the model's own and those that are attributes of it, also in lists."""
-    found: list[Any] = []
-    for value in vars(model).values():
-        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-        found += [each for each in held if isinstance(each, keras.optimizers.Optimizer) and looks_ahead(each)]
-    return list({id(each): each for each in found}.values())
+    """The optimizers that look ahead among all that the model tracks."""
+    return [each for each in optimizers_of(model).values() if looks_ahead(each)]
 
 
 def wrap(model: keras.Model) -> None:
@@ -55,8 +52,11 @@ def wrap(model: keras.Model) -> None:
 
 
 def build_optimizer(model: keras.Model) -> None:
-    """Builds the optimizer before a train step is traced, as the trace reads its offsets and its loss scale."""
-    if model.built and not model.optimizer.built:
+    """Builds the optimizer before a train step is traced, as the trace reads its offsets and its loss scale.
+
+    If there are several, nobody knows which has which variables before they are applied.
+    """
+    if model.built and not model.optimizer.built and len(optimizers_of(model)) == 1:
         with making_variables():
             model.optimizer.build(model.trainable_variables)
 

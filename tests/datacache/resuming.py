@@ -151,7 +151,7 @@ if __name__ == "__main__":
     if settings.get("sparse"):
         import hvd_sparse as hvd
 
-        hvd.init()
+        hvd.init(local_size=1)
     elif "HOROVOD_RANK" in os.environ:
         import horovod.tensorflow as hvd
 

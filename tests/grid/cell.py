@@ -138,8 +138,8 @@ class Cell:
             return False
         if recipe.applies == LOCAL and WAYS[self.way].drops:
             return False  # the velocity of the outer step
-        if recipe.corrects:
-            return self.optimizer in SAME_WITH_CORRECTION
+        if recipe.corrects and self.optimizer not in SAME_WITH_CORRECTION:
+            return False
         if self.recipe == "recommended" and not (self.optimizer in SGDS or self.alike or one_node):
             return False  # the gain ratio
         if recipe.applies != GRADIENTS and WAYS[self.way].averages_slots and not (self.alike or one_node):

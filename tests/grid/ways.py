@@ -141,6 +141,7 @@ def _weights_file(at: Stopped) -> GoesOn:
 
 
 def _weights_back(at: Stopped) -> GoesOn:
+    _build(at.model)  # otherwise the file has no slots
     path = _written(at, "model.weights.h5", lambda model, path: model.save_weights(path))
     at.train(at.model)
     at.model.load_weights(path)
