@@ -24,7 +24,7 @@ TRACED_AXES = {
     "shape": ("2x1", "2x2"),
 }
 TRACED_QUICK = 6
-DRAWN = 120  # cells of the thorough tier, each of which holds 120 triples of values
+DRAWN = 40  # cells of the thorough tier, each of which holds 120 triples of values
 ANOTHER = "HVD_SPARSE_GRID_SEED"  # set: draws the thorough cells by this seed
 
 
