@@ -143,7 +143,8 @@ class GradientExchange(Renamed):
         named = self._standardised(there)
         written = {name for name, each in zip(names, variables, strict=True) if overwritten.is_overwritten(each)}
         local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
-        refuse_shards([each for each, name in zip(variables, names, strict=True) if name in set(named) - local])
+        exchanged_names = named.keys() - local
+        refuse_shards([each for each, name in zip(variables, names, strict=True) if name in exchanged_names])
         shared = {name: gradient for name, gradient in named.items() if name not in local | written}
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local - written}
         apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}

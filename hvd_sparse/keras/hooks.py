@@ -201,11 +201,13 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             self.exchange.set_epoch(epoch)
 
         def build(self, variables):
+            if self.built:
+                return  # what was handed over is handed over once
             # If the first step of a loop builds the optimizer, it has not looked ahead, so another trace must follow.
             with contextlib.nullcontext() if self.exchange.looks_ahead else making_variables():
                 if not self.exchange.sends_updates:
                     base.build(self, variables)
-                elif not self.built:
+                else:
                     slots.build_without(self, variables)
                 if self.exchange.takes_over:
                     _hand_over(self)
@@ -295,8 +297,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 def _hand_over(optimizer: Any) -> None:
     """Lets the exchange run the step of an optimizer that has been built, or keep its momentum."""
     if optimizer.exchange.sends_updates:
-        if without_slots.of(optimizer) is None:
-            _begin_updates(optimizer)
+        _begin_updates(optimizer)
     else:
         momentum.note_writes(optimizer, slots.momenta)
 
