@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,11 +14,16 @@ Density = float | Callable[[tf.Tensor], tf.Tensor]
 
 
 def check_density(density: Density) -> None:
-    """Raises ValueError if a density is a number outside (0, 1]."""
-    if not callable(density) and not 0.0 < float(density) <= 1.0:
-        raise ValueError(
-            f"Expected a density in (0, 1], got {density}. It is the share of the gradient that is sent: 0.01 sends 1%."
-        )
+    """Raises ValueError if a density is neither a function nor a number in (0, 1]."""
+    if callable(density) or (_is_number(density) and 0.0 < density <= 1.0):
+        return
+    raise ValueError(
+        f"Expected a density in (0, 1], got {density!r}. It is the share of the gradient that is sent: 0.01 sends 1%."
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_wire_dtype(wire_dtype: str) -> None:

@@ -30,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="random seed of the drawn faults (default: 1)")
     parser.add_argument("--draw", type=int, default=40, metavar="N", help="number of faults to draw (default: 40)")
+    parser.add_argument("--of", nargs="+", metavar="MODULES", help="draw only from these, as 'hvd_sparse/keras/*'")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"number of faults to judge at a time (default: {JOBS})")
     parser.add_argument("--only", default="", metavar="NAME", help="only faults whose name or room contains this")
     parser.add_argument(
@@ -41,7 +42,10 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleans up child processes, as Ctrl-C does
     store = Judged(ROOT, STORE)
-    faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
+    if options.of:
+        faults = planting.draw(ROOT, options.seed, options.draw, options.of)
+    else:
+        faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
     known = {} if options.fresh else store.of(faults)
     faults = [fault for fault in faults if options.only in fault.name or options.only in fault.room]
     if options.again:

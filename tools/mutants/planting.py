@@ -17,11 +17,12 @@ Left out are changes that give an equal program by construction, or one that dif
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import pathlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cosmic_ray import plugins
@@ -80,25 +81,36 @@ def planted(text: str, planting: Planting) -> str | None:
     return None if same else changed
 
 
-def draw(root: pathlib.Path, seed: int, count: int) -> list[Fault]:
-    """`count` faults, from each room in turn; the faults of a smaller count are the first of a larger one."""
+def draw(root: pathlib.Path, seed: int, count: int, patterns: Sequence[str] = ("*",)) -> list[Fault]:
+    """`count` faults, from each room in turn; the faults of a smaller count are the first of a larger one.
+
+    Args:
+        root: of the repository.
+        seed: of the draw.
+        count: of the faults.
+        patterns: of the modules to draw from, as `hvd_sparse/keras/*`.
+    """
     drawn = random.Random(f"mutants {seed}")
-    names = [name for name, room in rooms.ROOMS.items() if rooms.modules(root, room)]
+    modules = {name: _matching(rooms.modules(root, room), patterns) for name, room in rooms.ROOMS.items()}
+    names = [name for name, paths in modules.items() if paths]
     faults: dict[str, Fault] = {}
     for _ in range(TRIES):
         drawn.shuffle(names)
         for name in names:
             if len(faults) == count:
                 return list(faults.values())
-            fault = _draw_one(root, name, drawn)
+            fault = _draw_one(root, name, modules[name], drawn)
             if fault is not None:
                 faults.setdefault(fault.key, fault)
     raise ValueError(f"The modules have fewer than {count} places for faults: draw fewer.")
 
 
-def _draw_one(root: pathlib.Path, room: str, drawn: random.Random) -> Fault | None:
+def _matching(paths: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    return [path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in patterns)]
+
+
+def _draw_one(root: pathlib.Path, room: str, paths: Sequence[str], drawn: random.Random) -> Fault | None:
     """A random file weighted by length, a place in it, and a change there; None if that gives no fault."""
-    paths = rooms.modules(root, rooms.ROOMS[room])
     texts = [_text(root / path) for path in paths]
     path, text = drawn.choices(list(zip(paths, texts, strict=True)), [len(text) for text in texts])[0]
     choices = _by_place(text)
