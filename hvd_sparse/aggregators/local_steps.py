@@ -36,17 +36,24 @@ class Outer:
 
 
 class _Stepping(AggregatorState):
-    """The inner's state, the velocity [size] float32, the same on all ranks, and the number of steps so far."""
+    """The inner's state, the number of steps so far, and the velocity of the outer step, if it has momentum.
+
+    Attributes:
+        outer_velocity: [size] float32, the same on all ranks.
+    """
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState, momentum: float):
         super().__init__(spec, communicator, inner)
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_local_step")
-        size = spec.size if momentum else 0
-        self.velocity = tf.Variable(tf.zeros([size]), trainable=False, name=f"{spec.name}_outer_velocity")
+        self.outer_velocity: tf.Variable | None = None
+        if momentum:
+            zeros = tf.zeros([spec.size])
+            self.outer_velocity = tf.Variable(zeros, trainable=False, name=f"{spec.name}_outer_velocity")
 
     def restart(self) -> None:
         """Sets the outer velocity to zero."""
-        self.velocity.assign(tf.zeros_like(self.velocity))
+        if self.outer_velocity is not None:
+            self.outer_velocity.assign(tf.zeros_like(self.outer_velocity))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +101,9 @@ class LocalSteps(branches.Switch):
     def _outer(self, mean: tf.Tensor, state: _Stepping, meets: tf.Tensor) -> tuple[tf.Tensor, tuple[Update, ...]]:
         """What is subtracted from the weights, and the update of the velocity."""
         outer = self.outer
-        if not outer.momentum:
+        if state.outer_velocity is None:
             return outer.rate * mean, ()
-        velocity = outer.momentum * state.velocity + mean
+        velocity = outer.momentum * state.outer_velocity + mean
         moved = mean + outer.momentum * velocity if outer.nesterov else velocity
         lowered = tf.where(meets, outer.rate * moved, tf.zeros_like(mean))
-        return lowered, (Update(state.velocity, tf.where(meets, velocity, state.velocity)),)
+        return lowered, (Update(state.outer_velocity, tf.where(meets, velocity, state.outer_velocity)),)

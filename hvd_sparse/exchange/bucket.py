@@ -91,8 +91,7 @@ class BucketExchange:
 
     def restore(self, residuals: Mapping[str, np.ndarray]) -> None:
         """Gives each rank an equal share of the residuals; a variable that is missing gets zero."""
-        pieces = [np.ravel(residuals.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
-        total = tf.constant(np.concatenate(pieces), tf.float32)
+        total = self._flat(residuals)
         if self._residual is None:
             self.aggregator.restore(self.state, total)
         else:
@@ -113,13 +112,24 @@ class BucketExchange:
 
     def restart(self) -> None:
         """Forgets what depends on past exchanges besides residuals and slots: gain ratios and outer velocities."""
-        for part in self.state.submodules:
+        for part in self._parts():
             if hasattr(part, "restart"):
                 part.restart()
 
+    def outer_velocities(self) -> dict[str, np.ndarray]:
+        """The velocity of the outer step, which all ranks share, by variable; empty if there is none."""
+        velocity = self._outer_velocity()
+        return {} if velocity is None else {name: piece.numpy() for name, piece in self.bucket.unpack(velocity).items()}
+
+    def give_outer_velocities(self, velocities: Mapping[str, np.ndarray]) -> None:
+        """Sets the velocity of the outer step, if there is one; a variable that is missing gets zero."""
+        velocity = self._outer_velocity()
+        if velocity is not None:
+            velocity.assign(self._flat(velocities))
+
     def counters(self) -> dict[str, tf.Variable]:
-        """The number of selections of each selector, which seeds and densities depend on; by its name in the bucket."""
-        found = [part.step for part in self.state.submodules if hasattr(part, "step")]
+        """The steps of each part, which seeds, densities and turns depend on; by its name in the bucket."""
+        found = [part.step for part in self._parts() if hasattr(part, "step")]
         return {self._short_name(counter): counter for counter in found}
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -131,6 +141,18 @@ class BucketExchange:
     def _short_name(self, variable: tf.Variable) -> str:
         """The part of a name that does not depend on other names in the process, such as ".shard_step"."""
         return variable.name.rpartition(self._prefix)[2].removesuffix(":0")
+
+    def _parts(self) -> tuple[tf.Module, ...]:
+        return (self.state, *self.state.submodules)
+
+    def _outer_velocity(self) -> tf.Variable | None:
+        found = (getattr(part, "outer_velocity", None) for part in self._parts())
+        return next((each for each in found if each is not None), None)
+
+    def _flat(self, values: Mapping[str, np.ndarray]) -> tf.Tensor:
+        """[size] float32 of the bucket; a variable that is missing has zeros."""
+        pieces = [np.ravel(values.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
+        return tf.constant(np.concatenate(pieces), tf.float32)
 
     def _total(self) -> tf.Tensor | None:
         if self._residual is None:

@@ -172,11 +172,19 @@ def make_plan(
     return Plan(buckets, slices, tuple(gradients))
 
 
+def _computing(operation: tf.Operation) -> tf.Operation:
+    """The operation that computes what an operation passes on, as the gradients of a tape that looks ahead are."""
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    return operation
+
+
 def ready_order(gradients: Mapping[str, tf.Tensor]) -> list[str]:
     """The names of gradients in the order in which a backward pass computes them.
 
-    In a graph this is the order in which the operations were created. If that does not distinguish them (in eager code,
-    or for gradients that leave one compiled call together), it is the reverse of the variables' order.
+    In a graph this is the order in which the operations were created, those that only pass a gradient on left out. If
+    that does not distinguish them (in eager code, or for gradients that leave one compiled call together), it is the
+    reverse of the variables' order.
     """
     positions: dict[int, dict[str, int]] = {}
 
@@ -186,6 +194,6 @@ def ready_order(gradients: Mapping[str, tf.Tensor]) -> list[str]:
         graph = tensor.graph
         if id(graph) not in positions:
             positions[id(graph)] = {op.name: number for number, op in enumerate(graph.get_operations())}
-        return positions[id(graph)][tensor.op.name]
+        return positions[id(graph)][_computing(tensor.op).name]
 
     return sorted(reversed(list(gradients)), key=lambda name: position(gradients[name]))

@@ -33,8 +33,9 @@ class ResidualSum:
         residuals: float32, by variable name, in the variable's shape: the sum over all ranks. A variable without a
             residual may be left out.
         step: the number of exchanges so far.
-        counters: the number of selections of each selector, by its name in a bucket.
+        counters: the steps of each part, by its name in a bucket.
         unit: `GRADIENTS`, or `WEIGHTS` if updates were exchanged.
+        velocities: float32, by variable name: the velocity of the outer step, which all ranks share.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -42,6 +43,7 @@ class ResidualSum:
     step: int
     counters: dict[str, int]
     unit: str = GRADIENTS
+    velocities: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,8 @@ def residual_sum(exchange: PlannedExchange) -> ResidualSum:
     """The sum of the residuals of all ranks; a collective."""
     residuals = {name: value for bucket in exchange.buckets for name, value in bucket.residual_sum().items()}
     counters = {name: int(counter) for bucket in exchange.buckets for name, counter in bucket.counters().items()}
-    return ResidualSum(_shapes(exchange), residuals, int(exchange.step), counters, unit(exchange))
+    velocities = {name: value for bucket in exchange.buckets for name, value in bucket.outer_velocities().items()}
+    return ResidualSum(_shapes(exchange), residuals, int(exchange.step), counters, unit(exchange), velocities)
 
 
 def unit(exchange: PlannedExchange) -> str:
@@ -123,12 +126,15 @@ def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None
     """
     if _put_back(exchange, own):
         return True
-    residuals = _matched(total, _shapes(exchange))
+    here = _names_here(total, _shapes(exchange))
+    residuals = {here[name]: residual for name, residual in total.residuals.items()}
+    velocities = {here[name]: velocity for name, velocity in total.velocities.items()}
     if total.unit != unit(exchange):
         exchange.apply_residuals(residuals, total.unit == GRADIENTS)
         residuals = {}
     for bucket in exchange.buckets:
         bucket.restore(residuals)
+        bucket.give_outer_velocities(velocities)
         for name, counter in bucket.counters().items():
             counter.assign(total.counters.get(name, total.step))
     exchange.step.assign(total.step)
@@ -220,18 +226,17 @@ def _shapes(exchange: PlannedExchange) -> dict[str, tuple[int, ...]]:
     return {name: tuple(place[0]) for name, place in plan.placement().items() if name not in in_rows}
 
 
-def _matched(total: ResidualSum, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The residuals by this exchange's variable names; other names are matched by order if the shapes agree."""
+def _names_here(total: ResidualSum, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """This exchange's names of the saved variables; other names are matched by order if the shapes agree."""
     if total.shapes == dict(shapes):
-        return total.residuals
+        return {name: name for name in shapes}
     if list(total.shapes.values()) != list(shapes.values()):
         raise ValueError(
             "The checkpoint's variables differ from those exchanged here: it holds "
             f"{_listed(total.shapes, shapes)}; here are {_listed(shapes, total.shapes)}. Build the same model, with "
             "the same local layers and the same sparse_as_dense."
         )
-    here = dict(zip(total.shapes, shapes, strict=True))
-    return {here[name]: residual for name, residual in total.residuals.items()}
+    return dict(zip(total.shapes, shapes, strict=True))
 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]) -> str:

@@ -34,6 +34,7 @@ __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
 _OWN = "own "  # prefix of the names of variables that differ between ranks
 _MEAN = "mean "  # prefix of the names of their means
+_VELOCITY = "velocity "  # prefix of the names of variables with a velocity of the outer step
 WITHOUT_OWN = (
     "All ranks share the residuals equally; moving statistics and sums of gradients are means over the ranks that "
     "saved; other state of those ranks, such as random seeds, states of stateful RNN layers and local variables, "
@@ -163,7 +164,8 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] | OwnState = (), u
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
     unit = manifest.get("unit", GRADIENTS)
-    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], unit)
+    velocities = {name.removeprefix(_VELOCITY): each for name, each in arrays.items() if name.startswith(_VELOCITY)}
+    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], unit, velocities)
     means = {name.removeprefix(_MEAN): each for name, each in arrays.items() if name.startswith(_MEAN)}
     goes_on = exchange.restore(total, found.own)
     return TakenUp(goes_on, found.own is not None, found.named, means, lacking, sealed)
@@ -201,7 +203,8 @@ def _written(
     means = {f"{_MEAN}{name}": mean for name, mean in own.means.items()}
     if means:
         manifest["means"] = [[name, list(mean.shape), mean.dtype.str] for name, mean in means.items()]
-    return manifest, {**total.residuals, **means}
+    velocities = {f"{_VELOCITY}{name}": velocity for name, velocity in total.velocities.items()}
+    return manifest, {**total.residuals, **velocities, **means}
 
 
 def _written_own(own: RankState, beside: str, state: OwnState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -265,6 +268,7 @@ def _read_together(path: Path) -> archives.Archive:
     raise_together(problem, "read the residuals")
     manifest, names = world.gather_descriptions([manifest, list(arrays)], "checkpoint.manifest")[0]
     shapes = {name: (shape, "f4") for name, shape in manifest["variables"]}
+    shapes |= {f"{_VELOCITY}{name}": of_variable for name, of_variable in list(shapes.items())}
     shapes |= {name: (shape, dtype) for name, shape, dtype in manifest.get("means", ())}
     for name in names:
         value = tf.constant(arrays.get(name, np.zeros(*shapes[name])))

@@ -64,7 +64,7 @@ def test_a_state_that_an_older_version_has_saved_fits(name):
         assert described_now(saved["account"]) == own.account
         old = dict(zip(saved["variables"], own.values.values(), strict=True))
         total = state.residual_sum(exchange)
-        assert sorted(total.counters) == saved["counters"]
+        assert set(total.counters) >= set(saved["counters"])  # earlier versions left some out
         return state.restore(exchange, total, RankState(saved["account"], old))
 
     assert on_ranks(RECIPES[name], put_back) == [True] * 4

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.grid.cell import Cell
-from tests.grid.loops import TRACED
 
 
 class Fault(NamedTuple):
@@ -21,17 +20,7 @@ class Fault(NamedTuple):
     shows: Callable[[Cell], bool]
 
 
-FAULTS: list[Fault] = [
-    Fault(
-        "diloco with two optimizers whose step is traced ends elsewhere when it is resumed (eagerly it does not)",
-        lambda cell: (
-            cell.recipe == "diloco"
-            and cell.model == "two_optimizers"
-            and cell.way.startswith("checkpoint")
-            and cell.loop in TRACED
-        ),
-    ),
-]
+FAULTS: list[Fault] = []
 
 
 def of(cell: Cell) -> Fault | None:
