@@ -36,9 +36,17 @@ def values(model):
     return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("first", ["restored", "built"])
-def test_what_a_checkpoint_holds_continues(recipe, first, tmp_path):
+def test_what_a_checkpoint_holds_continues(first, tmp_path):
+    assert_it_continues("recommended", first, tmp_path)
+
+
+@pytest.mark.parametrize("first", ["restored", "built"])
+def test_control_momentum_in_the_optimizers_slots_continues(first, tmp_path):
+    assert_it_continues("corrected", first, tmp_path)
+
+
+def assert_it_continues(recipe, first, tmp_path):
     model = trained(made(recipe))
     hvd.consolidate(model)
     model.save(tmp_path / "model.keras")
