@@ -85,7 +85,8 @@ class Obeying:
 
     def _announce(self, slots: tf.Tensor) -> tf.Tensor:
         # Each collective uses a value of the one before: of those on which others only wait, TensorFlow runs none.
-        culprits = [_after(each.culprit(), each.mean) for each in self._exchanges()]
+        # Between two exchanges of a recipe with `every`, ranks exchange nothing but whether all is finite.
+        culprits = [_after(each.culprit(), _shared(each)) for each in self._exchanges()]
         asked = self._world.allreduce(tf.stack(culprits), "max", f"{self._name}.commit")
         return written_flags(self._world, f"{self._name}.commit", _after(tf.constant(1), asked) > 0, slots)
 
@@ -96,6 +97,11 @@ class Obeying:
         if not self._told:
             first_rank.warn(_TOLD)
         self._told = True
+
+
+def _shared(exchange: Exchange) -> list[Any]:
+    """What an exchange has from the other ranks."""
+    return [exchange.mean] if exchange.nonfinite is None else [exchange.mean, exchange.nonfinite]
 
 
 def _after(value: tf.Tensor, others: Any) -> tf.Tensor:

@@ -16,6 +16,7 @@ RECIPES = {
     "updates": lambda density: hvd.recipes.updates(hvd.recipes.hitopk(density)),
     "recommended": lambda density: hvd.recipes.recommended(density=density),
     "corrected": lambda density: hvd.recipes.momentum_corrected(hvd.recipes.hitopk(density)),
+    "diloco": lambda density: hvd.recipes.diloco(every=6),  # a fit has four steps
 }
 KINDS = {
     "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
@@ -123,7 +124,7 @@ def the_best_weights_are_restored_without_what_waited():
 
 
 def a_write_on_one_rank_alone_is_an_error_on_all():
-    for recipe in ("hitopk", "recommended", "corrected"):
+    for recipe in ("hitopk", "recommended", "corrected", "diloco"):
         model = _model(recipe, density=0.1)
         _fit(model)
         if hvd.rank() == 0:
