@@ -91,8 +91,9 @@ class Cell:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes, or of ranks if the recipe makes each a node."""
-        return self.ranks if RECIPES[self.recipe].flat else self.ranks // self.local_size
+        """The number of nodes, or of ranks if the recipe makes each a node, which it does unless all are on one."""
+        nodes = self.ranks // self.local_size
+        return self.ranks if RECIPES[self.recipe].flat and nodes > 1 else nodes
 
     @property
     def share(self) -> float:
