@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,6 +197,12 @@ class Shard(NamedTuple):
 
     offset: int
     size: int
+
+
+def flattened(segments: Sequence[Segment], values: Mapping[str, np.ndarray], missing: float = 0.0) -> tf.Tensor:
+    """The values of variables one after another, [size] float32; those without a value are filled with `missing`."""
+    pieces = [np.ravel(values.get(each.name, np.full(each.shape, missing))) for each in segments]
+    return tf.constant(np.concatenate(pieces), tf.float32)
 
 
 def shards(size: int, count: int) -> list[Shard]:

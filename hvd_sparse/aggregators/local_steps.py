@@ -36,24 +36,21 @@ class Outer:
 
 
 class _Stepping(AggregatorState):
-    """The inner's state, the number of steps so far, and the velocity of the outer step, if it has momentum.
+    """The inner's state, the number of steps so far, and the velocity of the outer step.
 
     Attributes:
-        outer_velocity: [size] float32, the same on all ranks.
+        outer_velocity: float32, the same on all ranks: [size], or [0] without momentum.
     """
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState, momentum: float):
         super().__init__(spec, communicator, inner)
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_local_step")
-        self.outer_velocity: tf.Variable | None = None
-        if momentum:
-            zeros = tf.zeros([spec.size])
-            self.outer_velocity = tf.Variable(zeros, trainable=False, name=f"{spec.name}_outer_velocity")
+        zeros = tf.zeros([spec.size if momentum else 0])
+        self.outer_velocity = tf.Variable(zeros, trainable=False, name=f"{spec.name}_outer_velocity")
 
     def restart(self) -> None:
         """Sets the outer velocity to zero."""
-        if self.outer_velocity is not None:
-            self.outer_velocity.assign(tf.zeros_like(self.outer_velocity))
+        self.outer_velocity.assign(tf.zeros_like(self.outer_velocity))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +98,7 @@ class LocalSteps(branches.Switch):
     def _outer(self, mean: tf.Tensor, state: _Stepping, meets: tf.Tensor) -> tuple[tf.Tensor, tuple[Update, ...]]:
         """What is subtracted from the weights, and the update of the velocity."""
         outer = self.outer
-        if state.outer_velocity is None:
+        if not outer.momentum:
             return outer.rate * mean, ()
         velocity = outer.momentum * state.outer_velocity + mean
         moved = mean + outer.momentum * velocity if outer.nesterov else velocity

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor, Selection, Wrapper
-from hvd_sparse.spec import Gathered, Spec
+from hvd_sparse.spec import Gathered, Spec, flattened
 
 
 class Slots(tf.Module):
@@ -56,7 +56,7 @@ class Slots(tf.Module):
         """
         begin, end = self.spec.offset, self.spec.offset + self.spec.size
         for slot, values in self.slots.items():
-            whole = self._flat(gathered.get(slot, {}), self.begins.get(slot, 0.0))
+            whole = flattened(self.spec.segments, gathered.get(slot, {}), self.begins.get(slot, 0.0))
             whole = self.spec.grid.world.broadcast(whole, 0, f"{name}.give_{slot}")
             values.assign(whole[begin:end] * self.scale)
 
@@ -68,10 +68,6 @@ class Slots(tf.Module):
         ends = np.cumsum([segment.size for segment in self.spec.segments])[:-1]
         pairs = zip(self.spec.segments, np.split(flat, ends), strict=True)
         return {segment.name: piece.reshape(segment.shape) for segment, piece in pairs}
-
-    def _flat(self, values: Mapping[str, np.ndarray], begins: float) -> tf.Tensor:
-        pieces = [np.ravel(values.get(segment.name, np.full(segment.shape, begins))) for segment in self.spec.segments]
-        return tf.constant(np.concatenate(pieces), tf.float32)
 
 
 def slots_of(state: tf.Module) -> list[Slots]:

@@ -13,7 +13,7 @@ from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import Updating
 from hvd_sparse.exchange import arguments, telemetry
 from hvd_sparse.exchange.plan import Bucket
-from hvd_sparse.spec import Gathered, Spec
+from hvd_sparse.spec import Gathered, Spec, flattened
 
 
 class BucketExchange:
@@ -91,7 +91,7 @@ class BucketExchange:
 
     def restore(self, residuals: Mapping[str, np.ndarray]) -> None:
         """Gives each rank an equal share of the residuals; a variable that is missing gets zero."""
-        total = self._flat(residuals)
+        total = flattened(self.bucket.segments, residuals)
         if self._residual is None:
             self.aggregator.restore(self.state, total)
         else:
@@ -125,7 +125,7 @@ class BucketExchange:
         """Sets the velocity of the outer step, if there is one; a variable that is missing gets zero."""
         velocity = self._outer_velocity()
         if velocity is not None:
-            velocity.assign(self._flat(velocities))
+            velocity.assign(flattened(self.bucket.segments, velocities))
 
     def counters(self) -> dict[str, tf.Variable]:
         """The steps of each part, which seeds, densities and turns depend on; by its name in the bucket."""
@@ -146,13 +146,8 @@ class BucketExchange:
         return (self.state, *self.state.submodules)
 
     def _outer_velocity(self) -> tf.Variable | None:
-        found = (getattr(part, "outer_velocity", None) for part in self._parts())
-        return next((each for each in found if each is not None), None)
-
-    def _flat(self, values: Mapping[str, np.ndarray]) -> tf.Tensor:
-        """[size] float32 of the bucket; a variable that is missing has zeros."""
-        pieces = [np.ravel(values.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
-        return tf.constant(np.concatenate(pieces), tf.float32)
+        found = (part.outer_velocity for part in self._parts() if hasattr(part, "outer_velocity"))
+        return next((each for each in found if each.shape[0]), None)
 
     def _total(self) -> tf.Tensor | None:
         if self._residual is None:

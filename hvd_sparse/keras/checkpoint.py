@@ -164,7 +164,7 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] | OwnState = (), u
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
     unit = manifest.get("unit", GRADIENTS)
-    velocities = {name.removeprefix(_VELOCITY): each for name, each in arrays.items() if name.startswith(_VELOCITY)}
+    velocities = {name: arrays[f"{_VELOCITY}{name}"] for name in shapes if f"{_VELOCITY}{name}" in arrays}
     total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], unit, velocities)
     means = {name.removeprefix(_MEAN): each for name, each in arrays.items() if name.startswith(_MEAN)}
     goes_on = exchange.restore(total, found.own)
@@ -268,7 +268,7 @@ def _read_together(path: Path) -> archives.Archive:
     raise_together(problem, "read the residuals")
     manifest, names = world.gather_descriptions([manifest, list(arrays)], "checkpoint.manifest")[0]
     shapes = {name: (shape, "f4") for name, shape in manifest["variables"]}
-    shapes |= {f"{_VELOCITY}{name}": of_variable for name, of_variable in list(shapes.items())}
+    shapes |= {f"{_VELOCITY}{name}": of_variable for name, of_variable in shapes.items()}
     shapes |= {name: (shape, dtype) for name, shape, dtype in manifest.get("means", ())}
     for name in names:
         value = tf.constant(arrays.get(name, np.zeros(*shapes[name])))

@@ -42,6 +42,8 @@ RECIPES = {
     "schedule dense first": recipes.schedule([(0, recipes.torus2d()), (2, recipes.hitopk(0.05))]),
     "auto": recipes.auto(0.05, candidates=("hitopk",)),
 }
+# Steps that earlier versions left out of the sums: those of the outermost part.
+OUTERMOST = {name: ["_summing_step"] for name in ("sparcml", "sparcml bits", "buckets", "buckets bits")}
 
 
 def planned(recipe: Aggregator, grid) -> PlannedExchange:
@@ -64,7 +66,7 @@ def test_a_state_that_an_older_version_has_saved_fits(name):
         assert described_now(saved["account"]) == own.account
         old = dict(zip(saved["variables"], own.values.values(), strict=True))
         total = state.residual_sum(exchange)
-        assert set(total.counters) >= set(saved["counters"])  # earlier versions left some out
+        assert sorted(total.counters) == sorted([*saved["counters"], *OUTERMOST.get(name, [])])
         return state.restore(exchange, total, RankState(saved["account"], old))
 
     assert on_ranks(RECIPES[name], put_back) == [True] * 4

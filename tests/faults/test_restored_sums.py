@@ -65,6 +65,13 @@ def test_the_outer_step_keeps_its_velocity(tmp_path):
     np.testing.assert_allclose(variable, whole, rtol=1e-6)
 
 
+def test_control_what_a_rank_saves_of_local_steps_keeps_its_names():
+    recipe = hvd.recipes.updates(hvd.recipes.topk(1.0), ahead=True, every=4)
+    optimizer, _, _ = _begun(recipe, 1)
+    saved = ["_local_step", "_outer_velocity", "_residual", "_step"]
+    assert sorted(optimizer.exchange.rank_state().values) == [*(f"bucket0{name}" for name in saved), "step"]
+
+
 @pytest.mark.parametrize("recipe", [STAGES, hvd.recipes.diloco(every=2)], ids=["warmup", "diloco"])
 def test_control_weights_and_residuals_go_on(recipe, tmp_path):
     optimizer, variable, _ = _begun(recipe, 2)

@@ -39,10 +39,10 @@ def own(random_seed):
 # ---- arguments ----
 
 
-@case(ranks=(2,), over=lambda ranks: [{"density": density} for density in (0.0, -0.01, 1.5, float("nan"))])
+@case(ranks=(2,), over=lambda ranks: [{"density": density} for density in (0.0, -0.01, 1.5, float("nan"), "0.01")])
 def a_density_that_is_no_share(density):
     for recipe in ("topk", "mstopk", "hitopk"):
-        with raises(ValueError, "density in (0, 1]", f"got {density}", "share of the gradient"):
+        with raises(ValueError, "density in (0, 1]", f"got {density!r}", "share of the gradient"):
             getattr(hvd.recipes, recipe)(density)
     all_alive()
 

@@ -66,6 +66,12 @@ def test_the_same_seed_draws_the_same_and_another_one_others():
         assert fault.path in rooms.modules(ROOT, rooms.ROOMS[fault.room])
 
 
+def test_the_modules_to_draw_from_can_be_chosen():
+    chosen = planting.draw(ROOT, 1, 6, ["lars/*", "hvd_sparse/keras/tracked.py"])
+    assert {fault.room for fault in chosen} == {"lars", "keras"}
+    assert all(fault.path.startswith("lars/") or fault.path == "hvd_sparse/keras/tracked.py" for fault in chosen)
+
+
 PLANTED = [
     ("x = a + b\n", "x = a - b\n"),
     ("if a < b:\n    x()\n", "if a <= b:\n    x()\n"),
