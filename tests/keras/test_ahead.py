@@ -44,7 +44,7 @@ def stepped(optimizer, grid, steps=STEPS):
     return found
 
 
-@pytest.mark.parametrize("name", some(["Adam", "momentum", "LARS", "LAMB", "Lamb", "Muon"], "Adam", "LAMB"))
+@pytest.mark.parametrize("name", some(["Adam", "momentum", "LARS", "LAMB", "Lamb", "Muon"], "Adam", "LAMB", "Lamb"))
 @pytest.mark.parametrize("kind", ["hitopk", "topk"])
 @pytest.mark.parametrize(
     "ranks, local_size",
