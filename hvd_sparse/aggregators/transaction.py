@@ -131,8 +131,8 @@ def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> 
 
     def unless_written(culprits: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([culprits]):
-            flags = written_flags(world, name, written=False)
-        with tf.control_dependencies([refuse_written(flags)]):
+            flags = gather_flags(world, name, Flags())
+        with tf.control_dependencies([refuse(flags)]):
             return tf.identity(culprits)
 
     told = [exchange.nonfinite for exchange in exchanges if exchange.nonfinite is not None]
@@ -148,28 +148,53 @@ def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> 
     return tf.cond(nonfinite, blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
 
 
-def written_flags(
-    world: Communicator, name: str, written: bool | tf.Tensor, slots: bool | tf.Tensor = False
-) -> tf.Tensor:
-    """Who had weights written between two steps, after a fault or outside of steps; a collective of 12 bytes.
+class Flags(NamedTuple):
+    """What a rank tells after a fault or outside of steps.
+
+    Attributes:
+        written: whether its weights were written since the last step.
+        slots: whether an optimizer's slots were, too.
+        steps: 1 + the steps that it took, if it takes no more; 0 if it does.
+    """
+
+    written: bool | tf.Tensor = False
+    slots: bool | tf.Tensor = False
+    steps: int | tf.Tensor = 0
+
+
+def gather_flags(world: Communicator, name: str, own: Flags) -> tf.Tensor:
+    """What all ranks tell; a collective of 24 bytes.
 
     Args:
         world: the ranks that exchange.
         name: the same on every rank, unique among the collectives in flight.
-        written: whether this rank's weights were.
-        slots: whether an optimizer's slots were, too.
+        own: what this rank tells.
 
     Returns:
-        [3] int32: 1 + the number of a rank that was written to, 1 + that of one that was not, and whether slots were; 0
-        for none.
+        [6] int32: 1 + the number of a rank that was written to, 1 + that of one that was not, whether slots were, 1 +
+        the number of a rank that takes no more steps, 1 + that of one that does, and the former's `steps`; 0 for none.
     """
     number = world.world_rank + 1
-    own = [tf.where(written, number, 0), tf.where(written, 0, number), tf.cast(slots, tf.int32)]
-    return world.allreduce(tf.stack(own), "max", f"{name}.written")
+    ends = tf.convert_to_tensor(own.steps) > 0
+    told = [
+        tf.where(own.written, number, 0),
+        tf.where(own.written, 0, number),
+        tf.cast(own.slots, tf.int32),
+        tf.where(ends, number, 0),
+        tf.where(ends, 0, number),
+        own.steps,
+    ]
+    return world.allreduce(tf.stack(told), "max", f"{name}.written")
 
 
-def refuse_written(flags: tf.Tensor) -> Any:
-    """Raises an error, on all ranks alike, if some ranks were written to and others were not; see `written_flags`."""
+def refuse(flags: tf.Tensor) -> Any:
+    """Raises an error, on all ranks alike, if the ranks tell different things; see `gather_flags`."""
+    ended = ("Rank", flags[3] - 1, "takes no more steps after", flags[5] - 1, "and rank", flags[4] - 1, "does.")
+    with tf.control_dependencies([tf.debugging.Assert((flags[3] == 0) | (flags[4] == 0), ended)]):
+        return _refuse_written(tf.identity(flags))
+
+
+def _refuse_written(flags: tf.Tensor) -> Any:
     told = (
         "Weights or optimizer state were written since the last step (load_weights, set_weights or the like) on rank",
         flags[0] - 1,

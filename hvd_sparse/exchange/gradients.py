@@ -13,7 +13,7 @@ import tensorflow as tf
 from hvd_sparse import recipes
 from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, naming, one_node, overwritten, several, state, wide
+from hvd_sparse.exchange import arguments, ending, naming, one_node, overwritten, several, state, wide
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange.clipping import Clip, clipped, exchanged
 from hvd_sparse.exchange.local import LocalVariables, divided
@@ -209,8 +209,7 @@ class GradientExchange(Renamed):
     @tf.autograph.experimental.do_not_convert
     def everywhere(self, condition: tf.Tensor) -> tf.Tensor:
         """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
-        name = f"{self._agreed_name()}.everywhere"
-        return tf.cast(self.grid().world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
+        return ending.everywhere(condition, self.grid().world, self._agreed_name())
 
     @tf.autograph.experimental.do_not_convert
     def with_largest(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> list[Gradient | None]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.aggregators.transaction import Exchange, refuse_written, written_flags
+from hvd_sparse.aggregators.transaction import Exchange, Flags, gather_flags, refuse
+from hvd_sparse.exchange import ending
 from hvd_sparse.optimizers.written import Watch
 from hvd_sparse.transport import first_rank
 from hvd_sparse.transport.communicator import Communicator
@@ -68,7 +69,7 @@ class Obeying:
     def settle(self) -> None:
         """Drops what belongs to other weights before it is saved; a collective outside of steps."""
         written = bool(self.watch.weights.numpy())
-        flags = written_flags(self._world, f"{self._name}.settle", written, self._slots())
+        flags = gather_flags(self._world, f"{self._name}.settle", Flags(written, self._slots()))
         if flags[0] > 0:
             self._end(flags)
 
@@ -84,27 +85,14 @@ class Obeying:
         return tf.constant(bool(self.watch.slots))
 
     def _announce(self, slots: tf.Tensor) -> tf.Tensor:
-        # Each collective uses a value of the one before: of those on which others only wait, TensorFlow runs none.
-        # Between two exchanges of a recipe with `every`, ranks exchange nothing but whether all is finite.
-        culprits = [_after(each.culprit(), _shared(each)) for each in self._exchanges()]
-        asked = self._world.allreduce(tf.stack(culprits), "max", f"{self._name}.commit")
-        return written_flags(self._world, f"{self._name}.commit", _after(tf.constant(1), asked) > 0, slots)
+        known = ending.ask(self._exchanges(), self._world, f"{self._name}.commit")
+        written = ending.after(tf.constant(1), known) > 0
+        return gather_flags(self._world, f"{self._name}.commit", Flags(written, slots))
 
     def _end(self, flags: tf.Tensor) -> None:
-        refuse_written(flags)
+        refuse(flags)
         self._drop(bool(flags[2] > 0), self.watch.slots)
         self.watch.take()
         if not self._told:
             first_rank.warn(_TOLD)
         self._told = True
-
-
-def _shared(exchange: Exchange) -> list[Any]:
-    """What an exchange has from the other ranks."""
-    return [exchange.mean] if exchange.nonfinite is None else [exchange.mean, exchange.nonfinite]
-
-
-def _after(value: tf.Tensor, others: Any) -> tf.Tensor:
-    """A number of at least 0, int32, that is known only after others are."""
-    flat = [tf.cast(tf.reshape(each, [-1]), tf.float32) for each in tf.nest.flatten(others, expand_composites=True)]
-    return tf.where(tf.math.is_nan(tf.reduce_sum(tf.concat(flat, 0))), tf.maximum(value, 0), value)

@@ -99,6 +99,8 @@ class PlannedExchange:
         running = aggregator if telemetry is None else timed(aggregator)
         self.buckets = [BucketExchange(bucket, spec, running) for bucket, spec in zip(plan.buckets, specs, strict=True)]
         self.taking_over = self._taking_over()
+        self.ending: Any = None  # an `Ending`, once this rank has needed one
+        self._apart: list[tuple[tf.TensorShape, tf.DType]] = []  # what the last exchange had besides the plan
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
@@ -117,6 +119,7 @@ class PlannedExchange:
         ready = self._time(everything.values())
         in_buckets, in_rows = self._of_plan(gradients)
         by_themselves = [self._exchange_wide(each, number) for number, each in enumerate(apart.values())]
+        self._apart = [(each.shape, each.dtype) for each in apart.values()]
         exchanges = [*in_buckets, *in_rows, *by_themselves]
         done = commit(exchanges, [*self._labels(), *apart], self.grid.world, f"{self.name}.commit")
         with tf.control_dependencies(done):
@@ -137,7 +140,7 @@ class PlannedExchange:
             return means
 
     def exchange_not_finite(self) -> list[Exchange]:
-        """Exchanges a NaN in place of each gradient of the plan, and commits nothing."""
+        """Exchanges a NaN in place of each gradient of the last exchange, and commits nothing."""
         nan = float("nan")
         in_buckets = {
             segment.name: tf.cast(tf.fill(segment.shape, nan), bucket.dtype)
@@ -151,7 +154,11 @@ class PlannedExchange:
             for segment, dtype in self.plan.slices
         }
         exchanged = self._of_plan({**in_buckets, **in_rows})
-        return [*exchanged[0], *exchanged[1]]
+        apart = [
+            self._exchange_wide(tf.cast(tf.fill(shape, nan), dtype), number)
+            for number, (shape, dtype) in enumerate(self._apart)
+        ]
+        return [*exchanged[0], *exchanged[1], *apart]
 
     @property
     def keeps(self) -> bool:

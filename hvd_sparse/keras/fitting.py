@@ -1,5 +1,7 @@
 """What is checked when `fit` begins: Keras's callbacks that save, and optimizers that should exchange but do not.
 
+`equal_steps` then checks that all ranks take the same number of steps.
+
 All ranks tell each other which of Keras's own callbacks they have, so that what cannot work on one of them is an error
 on all, before the first step. Classes derived from these are left alone, as they may save on rank 0 only.
 """
@@ -18,7 +20,7 @@ import tensorflow as tf
 
 from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import copies, hooks
+from hvd_sparse.keras import copies, equal_steps, hooks
 from hvd_sparse.transport import first_rank, topology
 
 _HOOKED = "_hvd_sparse_fitting"
@@ -56,27 +58,35 @@ def install() -> None:
 
     @functools.wraps(original)
     def fit(self, *args, **kwargs):
-        callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        _begin(self, tf.nest.flatten(getattr(callbacks, "callbacks", callbacks)))
-        return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        callbacks = given.arguments.get("callbacks")
+        exchange = _begin(self, tf.nest.flatten(getattr(callbacks, "callbacks", callbacks)))
+        if exchange is None:
+            return original(self, *args, **kwargs)
+        with equal_steps.required(exchange, self, callbacks) as watched:
+            given.arguments["callbacks"] = watched
+            return original(*given.args, **given.kwargs)
 
     setattr(fit, _HOOKED, True)
     keras.Model.fit = fit
 
 
-def _begin(model: keras.Model, callbacks: Sequence[Any]) -> None:
+def _begin(model: keras.Model, callbacks: Sequence[Any]) -> GradientExchange | None:
+    """Checks what `fit` begins with; returns the exchange of the optimizer if other ranks take part in it."""
     optimizer = getattr(model, "optimizer", None)
     if not topology.is_initialized():
-        return
+        return None
     exchange = hooks.exchange_of(optimizer)
     if exchange is None:
         _warn_if_alone(model, optimizer)
-        return
+        return None
     group = exchange.grid().world
-    if group.size > 1:
-        own = _savers(callbacks, exchange, optimizer, first=group.rank == 0)
-        told = group.gather_descriptions(own, "fit.callbacks")
-        require_savable(dict(zip(group.ranks, [[Saver(*each) for each in savers] for savers in told], strict=True)))
+    if group.size == 1:
+        return None
+    own = _savers(callbacks, exchange, optimizer, first=group.rank == 0)
+    told = group.gather_descriptions(own, "fit.callbacks")
+    require_savable(dict(zip(group.ranks, [[Saver(*each) for each in savers] for savers in told], strict=True)))
+    return exchange
 
 
 def _warn_if_alone(model: keras.Model, optimizer: Any) -> None:

@@ -27,6 +27,7 @@ namespace hvds {
 namespace {
 
 constexpr int64_t kPollsBeforeWarning = 600;  // a minute, like Horovod's stall check
+constexpr char kSeeWhy[] = ": see its output, or, if it ended normally, give every rank the same number of batches";
 
 // ---- The other members ----
 
@@ -305,8 +306,8 @@ std::vector<std::string> Neighbours::absences(bool look_closely) const {
     if (closed || member == me_) continue;
     const std::string name = "local rank " + std::to_string(member);
     const Neighbour& other = *others_[member];
-    if (other.control().left.load(std::memory_order_acquire) != 0) found[member] = name + " has left; see its output";
-    if (look_closely && other.ended()) found[member] = name + " has ended; see its output";
+    if (other.control().left.load(std::memory_order_acquire) != 0) found[member] = name + " has left" + kSeeWhy;
+    if (look_closely && other.ended()) found[member] = name + " has ended" + kSeeWhy;
   }
   return found;
 }

@@ -9,7 +9,7 @@ from tests.faults import ranks
 from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first", "saved")
-STARTING = ("starting", "stalls")  # these call hvd.init themselves
+STARTING = ("starting", "stalls", "unequal")  # these call hvd.init themselves
 TWO_NODES = ("ahead", "written", "copies")  # each rank is a node
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
