@@ -119,7 +119,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     model.add_argument("--further", type=int, help="pieces that a translation may have more than its source")
     preset = made.parse_known_args(words)[0].preset or _WITHOUT
     made.set_defaults(**PRESETS[preset])
-    return arguments.parse(made, words)
+    options = arguments.parse(made, words)
+    if options.warmup_epochs == PRESETS[preset]["warmup_epochs"]:  # a shorter training has a shorter warm-up
+        options.warmup_epochs = min(options.warmup_epochs, options.epochs / 2)
+    return options
 
 
 @dataclasses.dataclass(frozen=True)

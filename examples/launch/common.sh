@@ -42,6 +42,7 @@ parse_options() {
             --) shift; break ;;
             --dry-run) DRY_RUN=yes; shift; continue ;;
             -h | --help) usage ;;
+            --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
             -*) ;;
             *) break ;;
         esac

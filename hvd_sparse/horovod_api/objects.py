@@ -17,6 +17,20 @@ _ENCODED, _ERROR = 0, 1  # the content of a message
 
 
 @tf.autograph.experimental.do_not_convert
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until all ranks have called it; runs at once, even while a graph is traced.
+
+    Args:
+        process_set: the ranks that wait for each other.
+
+    Raises:
+        ValueError: if this rank is not one of them.
+    """
+    require_member(process_set)
+    eagerly(lambda: _horovod.allreduce(tf.constant(0), op=_horovod.Sum, name="barrier", process_set=process_set))
+
+
+@tf.autograph.experimental.do_not_convert
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,

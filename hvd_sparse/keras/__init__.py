@@ -37,7 +37,7 @@ from hvd_sparse.horovod_api.names import (
     stop_timeline,
     vars_to_refs,
 )
-from hvd_sparse.horovod_api.objects import allgather_object, broadcast_object, broadcast_object_fn
+from hvd_sparse.horovod_api.objects import allgather_object, barrier, broadcast_object, broadcast_object_fn
 from hvd_sparse.horovod_api.values import (
     Adasum,
     Average,
@@ -104,6 +104,7 @@ __all__ = [
     "allreduce",
     "alltoall",
     "averaging",
+    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_global_variables",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import keras
 import tensorflow as tf
@@ -17,6 +17,8 @@ from hvd_sparse.exchange import wire
 from hvd_sparse.exchange.arguments import is_sum, own_set
 from hvd_sparse.horovod_api.values import Average, Sum
 
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 _HALVES = ("float16",)  # dtypes whose sums over many ranks can overflow
 # The argument order of horovod.tensorflow's DistributedOptimizer; ours is that of horovod.tensorflow.keras.
 _WITH_LOCKING = (
@@ -87,14 +89,14 @@ def choose(aggregator: Any, compression: Any) -> Any:
     return wire.with_wire_dtype(recipes.mean() if aggregator is None else aggregator, "float16")
 
 
-def in_either_order(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_either_order(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
     """Lets a function in horovod.tensorflow.keras's argument order be called in that of horovod.tensorflow, too.
 
     The third argument tells them apart: it is the bool `use_locking` there, and the name of a device here.
     """
 
     @functools.wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*given: Any, **named: Any) -> _Made:
         if len(given) < 3 or not isinstance(given[2], bool):
             return function(*given, **named)
         if len(given) > len(_WITH_LOCKING):

@@ -10,7 +10,7 @@ from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first", "saved")
 STARTING = ("starting", "stalls", "unequal")  # these call hvd.init themselves
-TWO_NODES = ("ahead", "written", "copies")  # each rank is a node
+TWO_NODES = ("ahead", "written", "copies", "seen")  # each rank is a node
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
 

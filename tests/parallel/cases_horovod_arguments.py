@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
+import tempfile
 
 import horovod.tensorflow as horovod
 import keras
@@ -225,3 +227,26 @@ def _process_sets(*groups):
     yield added
     for process_set in added:
         horovod.remove_process_set(process_set)
+
+
+@case(ranks=(3,))
+def all_ranks_reach_a_barrier_before_any_leaves_it():
+    folder = pathlib.Path(hvd.broadcast_object(tempfile.mkdtemp()))
+    pair = hvd.add_process_set([0, 2])
+
+    @tf.function
+    def traced():
+        (folder / f"traced{hvd.rank()}").touch()
+        hvd.barrier()
+        return len(list(folder.glob("traced*")))
+
+    assert int(traced()) == 3
+    if hvd.rank() == 1:
+        with raises(ValueError, "Rank 1 is not in the process set"):
+            hvd.barrier(process_set=pair)
+    else:
+        (folder / f"pair{hvd.rank()}").touch()
+        hvd.barrier(process_set=pair)
+        assert len(list(folder.glob("pair*"))) == 2
+    hvd.barrier()
+    hvd.remove_process_set(pair)

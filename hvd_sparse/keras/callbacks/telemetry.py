@@ -25,7 +25,7 @@ class TelemetryCallback(DistributedCallback):
 
     Args:
         log_dir: TensorBoard's folder; each rank writes into its own folder below it. None writes nothing.
-        every: the number of steps from one record to the next.
+        every: the number of steps from one record to the next; there is also one of the last step of each epoch.
 
     Raises:
         ValueError: when `fit` begins, if models are averaged; use `hvd.averaging.Telemetry` for these.
@@ -43,6 +43,7 @@ class TelemetryCallback(DistributedCallback):
         self.records: list[dict[str, Any]] = []
         self._writer: Any = None
         self._seen: dict[str, int] = {}
+        self._recorded: dict[str, int] = {}
         self._measured: dict[str, _Source] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -51,7 +52,7 @@ class TelemetryCallback(DistributedCallback):
                 if exchange.telemetry is None:
                     exchange.measure(Telemetry(norms_every=self.every))
         self._measured = self._sources()
-        self._seen = {}
+        self._seen, self._recorded = {}, {}
         if self.log_dir is not None and self._writer is None:
             folder = os.path.join(self.log_dir, f"rank{topology.world().rank}")
             self._writer = tf.summary.create_file_writer(folder)
@@ -60,12 +61,24 @@ class TelemetryCallback(DistributedCallback):
         for path, source in self._measured.items():
             step = source.step()
             before, self._seen[path] = self._seen.get(path, step - 1), step
-            if step == 0 or step // self.every == before // self.every:
-                continue
-            several = {"optimizer": path} if len(self._measured) > 1 else {}
-            self.records.append({**source.read(), **several})
-            if self._writer is not None:
-                self._write(source.group, self.records[-1])
+            if step > 0 and step // self.every != before // self.every:
+                self._record(path, source, step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        for path, source in self._measured.items():
+            step = source.step()
+            if step > 0 and step != self._recorded.get(path):
+                self._record(path, source, step)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _record(self, path: str, source: _Source, step: int) -> None:
+        several = {"optimizer": path} if len(self._measured) > 1 else {}
+        self.records.append({**source.read(), **several})
+        self._recorded[path] = step
+        if self._writer is not None:
+            self._write(source.group, self.records[-1])
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._writer is not None:
