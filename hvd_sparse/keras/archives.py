@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from hvd_sparse.keras import files
+from hvd_sparse.transport import first_rank
 
 FORMAT = "hvd_sparse residuals 2"
 _UNSEALED_FORMAT = "hvd_sparse residuals 1"
@@ -68,7 +69,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     archive = load(path)
     if not archive.sealed:
-        warnings.warn(UNSEALED.format(path), stacklevel=2)
+        warnings.warn(UNSEALED.format(path), stacklevel=first_rank.users_level())
     return archive.manifest, archive.arrays
 
 

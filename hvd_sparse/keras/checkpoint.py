@@ -28,7 +28,7 @@ from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.state import GRADIENTS, RankState, ResidualSum
 from hvd_sparse.keras import archives, files, hooks
 from hvd_sparse.keras.archives import read, write
-from hvd_sparse.transport import topology
+from hvd_sparse.transport import first_rank, topology
 
 __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
@@ -114,10 +114,11 @@ def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | No
     taken = take_up(path, of, own_variables)
     if taken.lacking and topology.world().rank == 0:
         warnings.warn(
-            f"Not every rank has its own state from {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}", stacklevel=2
+            f"Not every rank has its own state from {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}",
+            stacklevel=first_rank.users_level(),
         )
     if not taken.sealed:
-        warnings.warn(archives.UNSEALED.format(path), stacklevel=2)
+        warnings.warn(archives.UNSEALED.format(path), stacklevel=first_rank.users_level())
     return taken.goes_on
 
 

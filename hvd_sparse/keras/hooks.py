@@ -46,6 +46,7 @@ from hvd_sparse.keras import (
     writing,
 )
 from hvd_sparse.servers.optimizer import is_served
+from hvd_sparse.transport import first_rank
 from hvd_sparse.transport.eager import making_variables
 
 _EXCHANGE = "_hvd_sparse_exchange"
@@ -136,7 +137,7 @@ def adopt(model: keras.Model) -> None:
     warnings.warn(
         f"{type(model).__name__} has a train_step of its own, so it is not compiled by XLA (Horovod's collectives "
         "cannot be). Call hvd.compiled_train_step(model) to compile its forward and backward pass.",
-        stacklevel=3,
+        stacklevel=first_rank.users_level(),
     )
 
 

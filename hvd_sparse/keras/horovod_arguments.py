@@ -105,7 +105,8 @@ def in_either_order(function: Callable[_Given, _Made]) -> Callable[_Given, _Made
         twice = [name for name in placed if name in named]
         if twice:
             raise TypeError(f"{function.__name__} got multiple values for argument {twice[0]!r}.")
-        return function(**placed, **named)
+        arranged: Any = function  # its arguments are in another order
+        return arranged(**placed, **named)
 
     return call
 

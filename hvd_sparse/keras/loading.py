@@ -16,6 +16,7 @@ from hvd_sparse.exchange import slots
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.optimizer import distribute
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.transport import first_rank
 
 
 def load_model(
@@ -83,7 +84,7 @@ def _say_how_it_accumulates(optimizer: keras.optimizers.Optimizer, options: Mapp
             f"The saved optimizer accumulates the gradients of {passes} passes and averages them, as Keras does. If "
             f"it was trained with Horovod's backward_passes_per_step={passes}, pass that here to sum them instead, or "
             "together with average_aggregated_gradients=True to average them without this warning.",
-            stacklevel=3,
+            stacklevel=first_rank.users_level(),
         )
 
 

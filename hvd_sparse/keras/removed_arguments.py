@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from hvd_sparse.transport import first_rank
+
 # For some, only None is ignored.
 _GONE = frozenset(
     ("cloning", "experimental_run_tf_function", "experimental_steps_per_execution", "pss_evaluation_shards")
@@ -19,6 +21,6 @@ def left_out(asked: dict[str, Any]) -> dict[str, Any]:
         warnings.warn(
             f"compile() of Keras 3 has no {', '.join(f'{name}={asked[name]!r}' for name in gone)}, and the exchange "
             "does not need it: it is ignored. Remove it from the call.",
-            stacklevel=3,
+            stacklevel=first_rank.users_level(),
         )
     return {name: value for name, value in asked.items() if name not in gone}

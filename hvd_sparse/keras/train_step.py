@@ -14,6 +14,7 @@ from hvd_sparse.exchange import ahead, tapes
 from hvd_sparse.keras import steps_ahead
 from hvd_sparse.keras.sync_batch_norm import synchronises
 from hvd_sparse.optimizers.variables import path_of, resource
+from hvd_sparse.transport import first_rank
 
 _COMPILED = "_hvd_sparse_compiled"
 
@@ -50,7 +51,7 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
             warnings.warn(
                 f"{model.name} is not compiled by XLA, which cannot compile the collectives of its "
                 "SyncBatchNormalization layers.",
-                stacklevel=2,
+                stacklevel=first_rank.users_level(),
             )
             return own_step(data)
         steps_ahead.build_optimizer(model)

@@ -27,6 +27,13 @@ def test_presets_give_defaults_and_words_change_them():
         translation.parse(["--base", "--reduced"])
 
 
+def test_a_short_training_has_a_shorter_warm_up():
+    options = translation.parse(["--reduced", "--epochs", "1"])
+    assert rates.make(options, [rates.Leg(options.epochs, 10)]) is not None
+    assert options.warmup_epochs == 0.5
+    assert translation.parse(["--reduced", "--warmup-epochs", "0.25", "--epochs", "1"]).warmup_epochs == 0.25
+
+
 def test_the_schedule_is_that_of_the_paper():
     options = translation.parse(["--base", "--epochs", "40", "--warmup-epochs", "4"])
     schedule = rates.make(options, [rates.Leg(40, 1_000)])

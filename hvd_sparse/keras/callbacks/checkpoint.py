@@ -319,4 +319,4 @@ def _listed(problems: list[str]) -> str:
 def _warn(*sentences: str) -> None:
     """Warns, on rank 0 only, if there are any sentences."""
     if sentences and topology.world().rank == 0:
-        warnings.warn(" ".join(sentences), stacklevel=3)
+        warnings.warn(" ".join(sentences), stacklevel=first_rank.users_level())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvd_sparse.keras import archives, files
+from hvd_sparse.transport import first_rank
 
 MARKER, WEIGHTS, RESIDUALS, SERVERS = "whole.json", "model.weights.h5", "residuals.npz", "servers.npz"
 _FORMAT = "hvd_sparse checkpoint 2"
@@ -152,7 +153,9 @@ def remove_before(directory: pathlib.Path, oldest: int) -> None:
         for epoch in [number for number in epochs(directory) if number < oldest]:
             discard(path(directory, epoch))
     except OSError as error:
-        warnings.warn(f"Older checkpoints in {directory} could not be removed: {error}", stacklevel=2)
+        warnings.warn(
+            f"Older checkpoints in {directory} could not be removed: {error}", stacklevel=first_rank.users_level()
+        )
 
 
 def discard(folder: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ import warnings
 
 import keras
 
+from hvd_sparse.transport import first_rank
 from hvd_sparse.transport.communicator import Communicator
 
 ERROR, WARNING = "error", "warning"  # what may follow if rates differ
@@ -46,4 +47,4 @@ def compare(world: Communicator, rate: float, reaction: str) -> None:
     if reaction == ERROR:
         raise ValueError(text)
     if world.rank == 0:
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=first_rank.users_level())

@@ -14,7 +14,7 @@ from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.servers.optimizer import served
 from hvd_sparse.servers.participant import Participant
 from hvd_sparse.servers.saving import Kept
-from hvd_sparse.transport import topology
+from hvd_sparse.transport import first_rank, topology
 
 
 class ServersCheckpointCallback(ServersCallback):
@@ -61,7 +61,7 @@ class ServersCheckpointCallback(ServersCallback):
             raise FileNotFoundError(f"{self.directory} has no intact checkpoint of servers to resume from: {why}.")
         if passed_over and topology.rank() == 0:
             goes_on = "Training starts over." if found is None else f"Training resumes from epoch {found.epoch}."
-            warnings.warn(f"Skipped: {'; '.join(passed_over)}. {goes_on}", stacklevel=2)
+            warnings.warn(f"Skipped: {'; '.join(passed_over)}. {goes_on}", stacklevel=first_rank.users_level())
         if found is not None:
             self._restore(found)
 
