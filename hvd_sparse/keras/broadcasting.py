@@ -9,7 +9,7 @@ import keras
 
 from hvd_sparse.exchange import slots
 from hvd_sparse.horovod_api.variables import broadcast_variables
-from hvd_sparse.keras import hooks, momentum, without_slots
+from hvd_sparse.keras import momentum, without_slots
 from hvd_sparse.keras.ownership import held_for, local_variables
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.optimizers.variables import resource
@@ -23,7 +23,7 @@ def broadcast_state(model: keras.Model, root_rank: int, left: Iterable[Any] = ()
     file, and that the exchange takes over when it begins, are passed on as well.
 
     Args:
-        model: a model that is built on every rank; `model.optimizer` is built if necessary.
+        model: a model that is built on every rank; its optimizer is built if necessary, if there is but one.
         root_rank: the rank whose variables all ranks get.
         left: variables that stay as they are, with their slots; also local ones, and the states of random seeds and
             residuals, which are not among those of model and optimizers.
@@ -56,9 +56,11 @@ def build_at(model: keras.Model, optimizer: keras.optimizers.Optimizer, places: 
 
 
 def build_alike(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-    """Builds `model.optimizer`, and each other one on the variables that it has on any rank; a collective."""
-    own = getattr(model, "optimizer", None)
-    others = any(hooks.exchange_of(each) is not None for each in optimizers if each is not own)
+    """Builds each optimizer on the variables that it has on any rank, and a model's only one in any case; collective.
+
+    Which variables each of several gets is known in their first steps only.
+    """
+    alone = optimizers == [getattr(model, "optimizer", None)]
     described = [places_in(model, each) for each in optimizers]
     every_rank = topology.world().gather_descriptions(described, "broadcast.built_on")
     if len({len(each) for each in every_rank}) > 1:
@@ -68,7 +70,7 @@ def build_alike(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimi
         )
     for number, optimizer in enumerate(optimizers):
         build_at(model, optimizer, next((each[number] for each in every_rank if each[number] is not None), None))
-        if optimizer is own and not optimizer.built and (hooks.exchange_of(optimizer) is not None or not others):
+        if alone and not optimizer.built:
             optimizer.build(model.trainable_variables)
 
 

@@ -208,3 +208,21 @@ def telemetry_of_two_optimizers():
         told = str(error)
     assert not any(_everywhere(told)), told
     assert {each.get("optimizer") for each in callback.records} == {"first_optimizer", "second_optimizer"}
+
+
+class _CriticAndActor(_Two):
+    """The first optimizer is the model's own."""
+
+    def compile(self, first_optimizer, second_optimizer):
+        keras.Model.compile(self, first_optimizer)
+        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+
+
+def a_broadcast_leaves_each_optimizer_its_own_variables():
+    """It built the model's own optimizer on all variables, whose slots in a file did not fit where they were read."""
+    model = _CriticAndActor()
+    model.compile(*(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)) for _ in "12"))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(*_own_data(), batch_size=4, verbose=0, callbacks=[callback])
+    assert [len(each.variables) for each in (model.first_optimizer, model.second_optimizer)] == [2 + 4, 2 + 2]
+    _assert_ranks_equal(model)

@@ -24,7 +24,7 @@ RULES = [
     ),
     Rule(
         ("way", "when"),
-        lambda way, when: way.startswith("checkpoint") and when == "before",
+        lambda way, when: "checkpoint" in way and way != "tf_checkpoint" and when == "before",
         "there is no checkpoint before the first epoch ends",
     ),
     Rule(

@@ -177,6 +177,17 @@ def _deepcopy(at: Stopped) -> GoesOn:
     return copy.deepcopy(at.model), ()
 
 
+def _keras_checkpoints(folder: pathlib.Path) -> Sequence[Any]:
+    """Keras's own callback on rank 0, after one of ours, which gathers the moments."""
+    own = [keras.callbacks.ModelCheckpoint(folder / "model.keras")] if hvd.rank() == 0 else []
+    return [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *own]
+
+
+def _keras_checkpoint(at: Stopped) -> GoesOn:
+    at.meet("written")
+    return _load(at, at.folder / "model.keras"), ()
+
+
 def _tf_checkpoint(at: Stopped) -> GoesOn:
     _build(at.model)
     path = _written(
@@ -202,5 +213,8 @@ WAYS = {
     "weights_back": Way(_weights_back, loses_own=True, averages_slots=True, drops=True, by_keras=True),
     "broadcast": Way(_broadcast, exact=True, broadcasts=True),
     "deepcopy": Way(_deepcopy, averages_slots=True, drops=True, by_keras=True),
+    "keras_checkpoint": Way(
+        _keras_checkpoint, loses_own=True, averages_slots=True, drops=True, by_keras=True, saves=_keras_checkpoints
+    ),
     "tf_checkpoint": Way(_tf_checkpoint, loses_own=True, averages_slots=True, drops=True, by_keras=True),
 }
