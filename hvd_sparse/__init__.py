@@ -11,9 +11,10 @@ Horovod's functions and classes keep their names; see README.md for the rest.
 """
 
 from hvd_sparse import _command as _command  # isort: skip - first: see there
-from hvd_sparse import _moved
+from hvd_sparse import _logging, _moved
 from hvd_sparse._version import __version__ as __version__
 from hvd_sparse.keras import *  # noqa: F403 - the names are listed there
 from hvd_sparse.keras import __all__ as __all__
 
+_logging.prepare()
 _moved.hand_on()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import numbers
 import re
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ from lars.pieces import Piece
 if TYPE_CHECKING:
     from hvd_sparse.transport.communicator import Communicator
 
+_log = logging.getLogger("hvd_sparse.lars")
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 Slots: TypeAlias = "dict[str, tf.Tensor]"
 Begun: TypeAlias = "tuple[tf.Tensor, Slots]"
@@ -276,7 +278,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         chosen = choices.choose(candidates, choices.measure(candidates, norms, everyone, f"{name}.measure"))
         if everyone.rank == 0:
             elements = sum(sum(group.blocks) for group in groups)
-            print(f"{type(self).__name__}, norms of {elements:,} elements, {chosen}", flush=True)
+            _log.info("%s, norms of %s elements, %s", type(self).__name__, f"{elements:,}", chosen)
         return chosen
 
     def _groups(self, variables: Sequence[Any], places: tuple[int, ...]) -> tuple[Group, ...]:

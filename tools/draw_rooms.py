@@ -17,7 +17,8 @@ import grimp
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "architecture.md"
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
-HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._version"}  # only re-export names
+# These only re-export names, or prepare.
+HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._logging", "hvd_sparse._version"}
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 Imports = dict[str, set[str]]

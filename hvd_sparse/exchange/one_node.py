@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from typing import Any
 
 from hvd_sparse.aggregators import Accumulated, Aggregator, Compressed, Hierarchical, LocalSteps, Mean, Outer
@@ -15,6 +16,8 @@ from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import Sender
 from hvd_sparse.exchange import wire
 from hvd_sparse.transport import topology
+
+_log = logging.getLogger(__name__)
 
 
 def recipe_here(recipe: Aggregator) -> Aggregator:
@@ -62,9 +65,8 @@ def _selects(part: Any) -> bool:
 @functools.cache  # once in a process
 def _tell(rank: int) -> None:
     if rank == 0:
-        print(
-            "hvd_sparse: all ranks are on one node, where nothing crosses a network, so everything is sent and the "
+        _log.info(
+            "all ranks are on one node, where nothing crosses a network, so everything is sent and the "
             "density has no effect. To try sparse training on one machine, call hvd.init(local_size=1), which makes "
-            "each rank a node.",
-            flush=True,
+            "each rank a node."
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -32,6 +33,7 @@ from hvd_sparse.exchange.wire import parts
 from hvd_sparse.spec import Gathered, Momentum, MomentumRule
 from hvd_sparse.transport import first_rank
 
+_log = logging.getLogger(__name__)
 # The attribute that holds the momentum, by the name of the class, of Keras or of `lars`.
 _HEAVY_BALL = ("SGD", "RMSprop", "LARS")
 _FIRST_MOMENT = ("Adam", "Adamax", "Lamb", "LAMB")
@@ -110,7 +112,7 @@ def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> N
         )
     if name and first_rank.is_here():
         told = f"{name}={getattr(optimizer, name):g}"
-        print(f"hvd_sparse: the exchange takes over the momentum of {type(optimizer).__name__} ({told})", flush=True)
+        _log.info("the exchange takes over the momentum of %s (%s)", type(optimizer).__name__, told)
     beta_2 = getattr(optimizer, "beta_2", None)
     apart = max((1.0 / density for density in _densities(recipe)), default=1.0)
     if beta_2 is not None and 1.0 - beta_2 > 1.01 / apart:

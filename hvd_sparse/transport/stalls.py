@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
-import sys
 import sysconfig
 import threading
 import time
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from hvd_sparse.transport.launcher_store import Store
 
+_log = logging.getLogger(__name__)
 SECONDS_VARIABLE = "HVD_SPARSE_STALL_SECONDS"
 USUAL_SECONDS = 10.0
 _REMEDY = (
@@ -155,7 +156,7 @@ class _Watch:
             return
         if self._store is None:
             if place.collective:
-                self._print({self._rank: place})
+                self._report({self._rank: place})
             return
         self._store.put(self._rank, place)
         self._told = self._told or " "
@@ -164,7 +165,7 @@ class _Watch:
         others = {rank: self._said(rank) for rank in range(self._rank + 1, self._size)}
         places = {self._rank: place, **others}
         if _is_stall(places, certain=waited > 2 * self._seconds):
-            self._print(places)
+            self._report(places)
 
     def _said(self, rank: int) -> Place | None:
         """Where another rank waits, according to itself."""
@@ -175,11 +176,10 @@ class _Watch:
             return None
         return said and Place(*said)
 
-    def _print(self, places: dict[int, Place | None]) -> None:
-        text = f"hvd_sparse: ranks have been waiting for more than {self._seconds:g} s.\n{_listed(places)}\n{_REMEDY}\n"
+    def _report(self, places: dict[int, Place | None]) -> None:
+        text = f"ranks have been waiting for more than {self._seconds:g} s.\n{_listed(places)}\n{_REMEDY}"
         if text != self._told:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            _log.warning(text)
         self._told = text
 
     def _get_on(self) -> None:

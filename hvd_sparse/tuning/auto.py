@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from hvd_sparse.tuning.cache import MeasurementCache
 from hvd_sparse.tuning.trials import TIE, TrialTimes, at_once, run_trials
 
 BUDGET = 4.0  # seconds
+_log = logging.getLogger(__name__)
 
 
 class _Chosen(AggregatorState):
@@ -176,10 +178,10 @@ def check_constant(density: Any) -> None:
 
 
 def _teller(spec: Spec) -> Callable[[str], None]:
-    """Returns a function that prints on the first rank what is being done for a vector."""
+    """Returns a function that logs on the first rank what is being done for a vector."""
     if spec.grid.world.rank != 0:
         return lambda text: None
-    return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
+    return lambda text: _log.info("auto, %s elements of %s: %s", f"{spec.size:,}", spec.dtype.name, text)
 
 
 def _reason(choice: str, times: TrialTimes, predicted: Mapping[str, float], together: int, nodes: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import time
@@ -15,6 +16,7 @@ from hvd_sparse._version import __version__
 from hvd_sparse.transport import host_names
 from hvd_sparse.transport.communicator import Communicator, Grid
 
+_log = logging.getLogger(__name__)
 CACHE_VARIABLE = "HVD_SPARSE_CACHE"
 KEPT_FOR = 7 * 24 * 3600.0  # seconds after which a cluster is measured again: networks change under the same names
 _FORMAT = "hvd_sparse cluster 1"
@@ -95,8 +97,8 @@ class _CacheFile:
             self.complain(f"could not be written, so the next run will measure again: {error}")
 
     def complain(self, problem: str) -> None:
-        """Prints what is wrong with the file."""
-        print(f"hvd_sparse: {self.path} {problem}", flush=True)
+        """Warns of what is wrong with the file."""
+        _log.warning("%s %s", self.path, problem)
 
     def _load(self, content: dict[str, Any]) -> None:
         """Takes over the figures; raises KeyError, TypeError or ValueError if they are not what `save` writes."""

@@ -1,6 +1,7 @@
 """Norms shared between ranks: the same bits as on each rank alone, and the same choice on all ranks."""
 
 import functools
+import logging
 import sys
 import threading
 import types
@@ -15,7 +16,7 @@ import hvd_sparse as hvd
 import lars
 from hvd_sparse.transport import timing
 from lars import choice as choices
-from lars import layerwise, ops
+from lars import ops
 from lars.parallel import block_sizes
 from tests import threads
 from tests.lars import layers
@@ -178,9 +179,8 @@ def test_the_first_rank_tells_the_choice(monkeypatch):
         is_initialized=lambda: True, world=lambda: here.grid.world, node=lambda: here.grid.node
     )
     monkeypatch.setitem(sys.modules, "hvd_sparse.topology", topology)
-    monkeypatch.setattr(
-        layerwise, "print", lambda text, flush: told.append((here.grid.world.rank, text)), raising=False
-    )
+    log = logging.getLogger("hvd_sparse.lars")
+    monkeypatch.setattr(log, "info", lambda text, *words: told.append((here.grid.world.rank, text % words)))
 
     def one_rank(grid):
         here.grid = grid

@@ -80,7 +80,9 @@ def a_measured_choice_is_the_same_on_every_rank_and_says_why(name):
     assert chosen.way in chosen.milliseconds and (chosen.communicator is None) == (chosen.way == choices.ALONE)
     assert len({str(other) for other in on_every_rank(str(chosen))}) == 1
     elements = sum(weight.size for weight in layers.weights_of("resnet"))
-    assert said.getvalue() == (f"{name}, norms of {elements:,} elements, {chosen}\n" if hvd.rank() == 0 else "")
+    assert said.getvalue() == (
+        f"hvd_sparse: {name}, norms of {elements:,} elements, {chosen}\n" if hvd.rank() == 0 else ""
+    )
     theirs = _stepped(MEMBERS[name].make(parallel=False), "resnet")
     for first, second in zip(ours, theirs, strict=True):
         assert first.numpy().tobytes() == second.numpy().tobytes()

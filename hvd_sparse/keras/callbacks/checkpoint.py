@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import warnings
@@ -17,6 +18,7 @@ from hvd_sparse.keras.ownership import local_variables
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.transport import first_rank, topology
 
+_log = logging.getLogger(__name__)
 _MOST = 8  # the most problems that a warning lists
 _BY_HAND = "Intact weights can be loaded by hand: model.load_weights('.../model.weights.h5')."
 
@@ -265,12 +267,13 @@ class CheckpointCallback(DistributedCallback):
             return
         epochs = (self.params or {}).get("epochs")
         asked = "" if epochs is None else f" of {epochs}"
-        print(f"hvd_sparse: training resumes from {folder}, after {done}{asked} epochs", flush=True)
+        _log.info("training resumes from %s, after %s%s epochs", folder, done, asked)
         if epochs is not None and done >= epochs:
-            print(
-                f"hvd_sparse: nothing is left to train: fit was asked for epochs={epochs}, and {done} are done. Pass a "
-                "larger number to go on, or another directory to start over",
-                flush=True,
+            _log.info(
+                "nothing is left to train: fit was asked for epochs=%s, and %s are done. Pass a larger number to go "
+                "on, or another directory to start over",
+                epochs,
+                done,
             )
 
 
