@@ -12,7 +12,6 @@ import tensorflow as tf
 from hvd_sparse.transport.communicator import unknown
 
 _BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}  # what Horovod cannot send -> what it can, of the same size
-_never_written: list[tf.Variable] = []
 
 
 def as_tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
@@ -37,12 +36,7 @@ def dense(value: Any) -> tf.Tensor:
 
 def not_a_constant(tensor: tf.Tensor) -> tf.Tensor:
     """Hides that a tensor is a constant, so that TensorFlow does not run its collectives when it optimises a graph."""
-    if not tf.inside_function():
-        return tensor
-    if not _never_written:
-        with tf.init_scope():
-            _never_written.append(tf.Variable(0, trainable=False, name="inputs_never_written"))
-    return unknown(tensor, _never_written[0])
+    return unknown(tensor) if tf.inside_function() else tensor
 
 
 def carried(tensor: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,9 @@ threads.
 from __future__ import annotations
 
 import abc
+import functools
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from hvd_sparse import ops
 from hvd_sparse.transport.eager import eagerly
 
 REDUCTIONS = ("sum", "min", "max")  # the reductions that ranks can ask for
+_lock = threading.Lock()
 
 
 class Communicator(abc.ABC):
@@ -172,15 +175,19 @@ class Communicator(abc.ABC):
 
     def gather_descriptions(self, description: Any, name: str) -> list[Any]:
         """Collects a JSON-serialisable object from every rank, in rank order; runs at once, also under tf.function."""
-        encoded = np.frombuffer(json.dumps(description, sort_keys=True).encode(), dtype=np.uint8)
+        text = json.dumps(description, sort_keys=True)
+        if self.size == 1:
+            return [json.loads(text)]
+        encoded = np.frombuffer(text.encode(), dtype=np.uint8)
 
         def gather() -> tuple[np.ndarray, bytes]:
-            lengths = self.allgather(tf.constant([len(encoded)], tf.int32), f"{name}.lengths").numpy()
-            return lengths, self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
+            with tf.device("CPU:0"):  # the text comes from the host and goes back there
+                lengths = self.allgather(tf.constant([len(encoded)], tf.int32), f"{name}.lengths").numpy()
+                return lengths, self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
 
-        lengths, text = eagerly(gather)
+        lengths, texts = eagerly(gather)
         ends = np.cumsum(lengths)
-        return [json.loads(text[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+        return [json.loads(texts[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def agree(self, description: dict[str, Any], subject: str, name: str) -> None:
         """Checks that all ranks have the same description.
@@ -253,7 +260,7 @@ class LoneCommunicator(Communicator):
         return tensor
 
 
-def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+def unknown(tensor: tf.Tensor) -> tf.Tensor:
     """Passes on a tensor, uncopied, as one that is not known before the graph runs, even if it is a constant.
 
     When TensorFlow optimises a graph it computes everything that depends only on constants, once per graph. That must
@@ -261,12 +268,19 @@ def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
 
     Args:
         tensor: any shape and dtype.
-        variable: [] int32; its value is not used.
 
     Returns:
         The tensor.
     """
+    with _lock:  # ranks simulated by threads arrive here together
+        variable = _never_written()
     return ops.library().hvd_sparse_unknown(tensor=tensor, unknown=variable.read_value())
+
+
+@functools.cache
+def _never_written() -> tf.Variable:
+    """What a graph takes for unknown; made at first use, as this initialises TensorFlow, which fixes its GPUs."""
+    return eagerly(lambda: tf.Variable(0, trainable=False, name="never_written"), makes_variables=True)
 
 
 class Grid(NamedTuple):

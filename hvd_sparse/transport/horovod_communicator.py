@@ -16,6 +16,11 @@ FUSION_BYTES = 2**20  # Horovod must not fuse larger tensors: they would be copi
 _FEW = 1024  # elements of all ranks together up to which gathering is faster than reducing
 
 
+def reads_gpus() -> bool:
+    """Whether Horovod sends from a GPU's memory to others: it was built with NCCL, and TensorFlow has a GPU."""
+    return bool(_horovod.nccl_built()) and bool(tf.config.get_visible_devices("GPU"))
+
+
 class HorovodCommunicator(Communicator):
     """A Horovod process set."""
 
@@ -23,8 +28,6 @@ class HorovodCommunicator(Communicator):
         super().__init__(name, ranks, rank)
         self._process_set = process_set
         self._background: _BackgroundCommunicator | None = None
-        with tf.init_scope():
-            self._never_written = tf.Variable(0, trainable=False, name=f"{name}_never_written")
 
     @property
     def process_set(self) -> _horovod.ProcessSet:
@@ -85,7 +88,7 @@ class HorovodCommunicator(Communicator):
 
         A TensorFlow 1 graph runs in a session, in which this variable has no value.
         """
-        return unknown(tensor, self._never_written) if tf.inside_function() else tensor
+        return unknown(tensor) if tf.inside_function() else tensor
 
     def _allreduce_bfloat16(self, tensor, op, name):
         """Each rank reduces a shard, in float32: Horovod cannot add bfloat16. It sends as many bytes as a ring."""

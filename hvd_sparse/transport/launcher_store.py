@@ -1,4 +1,4 @@
-"""How ranks exchange information before Horovod starts: through the key-value store of its launcher.
+"""How ranks exchange information while Horovod starts: through the key-value store of its launcher.
 
 Launchers that start ranks with Gloo have such a store, because Gloo finds its peers through it. If there is none, or
 ranks may come and go (elastic), nothing is exchanged.
@@ -11,10 +11,11 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 PATIENCE = 30.0  # seconds to wait for other ranks; then Horovod finds the problem by itself
+CONNECTED_PATIENCE = 300.0  # the same for ranks that Horovod has connected, and that do the same
 _ANSWER = 30.0  # seconds to wait for the launcher, which should answer at once
 _POLL = 0.05
 # The launcher is on a host of the job: do not ask a proxy for outside hosts, which the environment may name.
@@ -91,6 +92,33 @@ class Store(NamedTuple):
             raise RuntimeError(
                 f"Rank 0 did not start within {patience:g} s of this one: look for its error, or for what slows it."
             ) from None
+
+    def gather(self, rank: int, ranks: Sequence[int], value: Any) -> list[Any]:
+        """The values of all ranks of a group, in their order; each of them calls it, once for each scope.
+
+        Args:
+            rank: this rank, one of `ranks`.
+            ranks: the group, the same on every rank.
+            value: JSON-serialisable.
+
+        Raises:
+            RuntimeError: on every rank, if one does not answer.
+        """
+        self.put(rank, [value])
+        if rank == ranks[0]:
+            deadline = time.monotonic() + CONNECTED_PATIENCE
+            self.put("gathered", [self._value(key, deadline) for key in ranks])
+        try:
+            told = self.get("gathered", 2 * CONNECTED_PATIENCE)  # the first rank itself waits for others
+        except TimeoutError:
+            told = [None] * len(ranks)
+        missing = [each for each, answer in zip(ranks, told, strict=True) if answer is None]
+        if missing:
+            raise RuntimeError(
+                f"Of the ranks {list(ranks)}, {missing} did not answer within {CONNECTED_PATIENCE:g} s after Horovod "
+                "had started: look for their error, or for what slows them."
+            )
+        return [answer for (answer,) in told]
 
     def _value(self, key: int, deadline: float) -> Any:
         try:

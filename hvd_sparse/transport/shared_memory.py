@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.transport.communicator import Communicator, unknown
+from hvd_sparse.transport.horovod_communicator import reads_gpus
 
 SWITCH_VARIABLE = "HVD_SPARSE_SHARED_MEMORY"
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)
@@ -35,8 +36,6 @@ class SharedMemoryCommunicator(Communicator):
         self.group = group
         self._carrier: Any = carrier
         self._background: SharedMemoryCommunicator | None = None
-        with tf.init_scope():
-            self._never_written = tf.Variable(0, trainable=False, name=f"{carrier.name}_never_written")
 
     @property
     def process_set(self) -> Any:
@@ -101,7 +100,7 @@ class SharedMemoryCommunicator(Communicator):
 
     def _unknown(self, tensor):
         """The same tensor, but never a constant, whose collective TensorFlow would run when it optimises the graph."""
-        return tensor if tf.executing_eagerly() else unknown(tensor, self._never_written)
+        return tensor if tf.executing_eagerly() else unknown(tensor)
 
     def _exchange(
         self,
@@ -127,26 +126,31 @@ class SharedMemoryCommunicator(Communicator):
         return tf.reshape(received, [rows, *shape])
 
 
-def connect(carrier: Communicator, name: str) -> Communicator:
+def connect(
+    carrier: Communicator,
+    name: str,
+    gather: Callable[[Communicator, Any, str], list[Any]] = Communicator.gather_descriptions,
+) -> Communicator:
     """Lets ranks of one host exchange data through memory, if all of them can; a collective.
 
     Args:
         carrier: ranks of one host.
         name: the same on every rank, unique among the collectives in flight.
+        gather: collects a JSON-serialisable object from every rank of a group, as `gather_descriptions` does.
 
     Returns:
         A `SharedMemoryCommunicator`; or the carrier if a rank has HVD_SPARSE_SHARED_MEMORY=0, if processes may not open
-        each other's memory (other users, other process namespaces), or if TensorFlow has a GPU, whose gradients Horovod
-        exchanges without the host.
+        each other's memory (other users, other process namespaces), or if TensorFlow has a GPU and Horovod was built
+        with NCCL, which exchanges its gradients without the host.
     """
     if carrier.size == 1:
         return carrier
-    wanted = os.environ.get(SWITCH_VARIABLE, "1") != "0" and not tf.config.list_physical_devices("GPU")
+    wanted = os.environ.get(SWITCH_VARIABLE, "1") != "0" and not reads_gpus()
     address = np.zeros(3, np.int64)  # zeros mean that this rank has none
     group = _native().hvds_neighbours_open(carrier.size, carrier.rank, address.ctypes) if wanted else 0
-    addresses = carrier.allgather(tf.constant(address[np.newaxis]), f"{name}.addresses").numpy()
+    addresses = np.array(gather(carrier, address.tolist(), f"{name}.addresses"), np.int64)
     joined = addresses[:, 0].all() and _native().hvds_neighbours_join(group, addresses.ctypes) == 0
-    if carrier.allreduce(tf.constant(int(joined)), "min", f"{name}.joined") == 1:
+    if all(gather(carrier, bool(joined), f"{name}.joined")):
         return SharedMemoryCommunicator(carrier, group)
     _native().hvds_neighbours_close(group)
     return carrier

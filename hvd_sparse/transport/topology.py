@@ -7,13 +7,13 @@ rank's node, `cross()` the process set of the ranks at the same position in thei
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse.transport import host_names, joining, nodes, process_sets, shared_memory, stalls
+from hvd_sparse.transport import devices, host_names, joining, nodes, process_sets, shared_memory, stalls
 from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.horovod_communicator import FUSION_BYTES, HorovodCommunicator
@@ -47,11 +47,15 @@ _given = False  # whether the nodes are those of `local_size`
 _nodes: dict[tuple[int, ...], Communicator] = {}
 _starts = 0  # of Horovod, by `init`: the same on every rank
 _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
+_Gather = Callable[[Communicator, Any, str], list[Any]]
 
 
 @tf.autograph.experimental.do_not_convert
 def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_size: int | None = None) -> None:
     """Starts Horovod, if it is not started yet, and arranges its ranks as nodes.
+
+    On a host with several GPUs, TensorFlow sees only this rank's from then on, the one whose number is `local_rank`,
+    and allocates its memory as it is needed. HVD_SPARSE_PIN_GPU=0, or selecting GPUs before, leaves this to the script.
 
     Args:
         comm: None, or the list of all ranks. Other communicators raise an error.
@@ -65,11 +69,11 @@ def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_si
 
     Raises:
         ValueError: on every rank, if hosts have unequal numbers of ranks, `local_size` does not divide them or differs
-            between ranks, a host's name resolves to its loopback address, `comm` does not consist of all ranks, or the
-            process sets differ between ranks or are invalid.
+            between ranks, a host's name resolves to its loopback address, `comm` does not consist of all ranks, the
+            process sets differ between ranks or are invalid, or a host has several GPUs but not one for each rank.
         RuntimeError: on every rank, if Horovod was started for other nodes than these.
     """
-    eagerly(lambda: _init(comm, process_sets, local_size), makes_variables=True)
+    eagerly(lambda: _init(comm, process_sets, local_size))
 
 
 def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> None:
@@ -80,32 +84,29 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
             "are to train, and group them with process_sets=."
         )
     own = process_sets.asked_for(wanted)
+    place = _place(comm, local_size, own)
     starts = not _horovod.is_initialized()
-    if starts:
-        host_names.check()
-        _start(local_size, own)
+    places = _start(place, own) if starts else None
+    devices.pin(_horovod.local_rank())
     everyone = list(range(_horovod.size()))
-    if comm and sorted(comm) != everyone:
-        _stop_if(starts)
-        raise ValueError(
-            f"Expected comm to be None or the list of all ranks, got {list(comm)} of {len(everyone)} ranks: start only "
-            "the ranks that are to train, and group them with process_sets=."
-        )
     world_communicator = (
         HorovodCommunicator("world", everyone, _horovod.rank(), global_process_set)
         if len(everyone) > 1
         else LoneCommunicator("world")
     )
-    places = world_communicator.gather_descriptions(_place(local_size, own), "topology.places")
+    gather = _gather_by_store if starts else _gather_by_horovod
+    places = places or gather(world_communicator, place, "places")
     if starts:
         forget_addresses()  # all ranks are connected
-        world_communicator.gather_descriptions(None, "topology.forgotten")
+        gather(world_communicator, None, "forgotten")
+    _require_everyone(places, starts)
     _require_same_sets(places)
     rows = nodes.arrange(places)
+    _require_gpus(places)
     _given = places[0]["local_size"] is not None
     _grid = Grid(
         world_communicator,
-        _node(rows, world_communicator),
+        _node(rows, world_communicator, gather),
         _communicator("cross", nodes.columns(rows), world_communicator),
     )
     for process_set in own:
@@ -113,48 +114,89 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
 
 
-def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
+def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, Any]] | None:
     """Starts Horovod with the process sets that all ranks know in advance; otherwise so that they can be added later.
 
     The latter makes Horovod ask all ranks for new sets in each of its cycles, so that a small message takes two to
     three times as long.
+
+    Returns:
+        The places of all ranks, if all of them know them by then.
     """
     global _starts
+    host_names.check()
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
     _forget()
     _starts += 1
-    rows = None if process_sets.is_dynamic() else _rows_ahead(local_size, own)
+    places = _places_ahead(place)
+    rows = None if process_sets.is_dynamic() or places is None else _arranged(places)
     if rows is None:
         os.environ.setdefault(DYNAMIC_VARIABLE, "1")
         process_sets.start([])
-        return
+        return places
     count = sum(map(len, rows))
     groups = {tuple(group) for group in [*rows, *nodes.columns(rows)] if 1 < len(group) < count}
     process_sets.start([each for each in own if process_sets.can_be(each, count)], groups)
+    return places
 
 
-def _place(local_size: int | None, own: Sequence[ProcessSet]) -> dict[str, Any]:
+def _place(comm: Sequence[int] | None, local_size: int | None, own: Sequence[ProcessSet]) -> dict[str, Any]:
     """Where this process runs and what it asks for, to compare with the others."""
-    return {**nodes.place(local_size), "process_sets": [each.ranks for each in own]}
+    return {
+        **nodes.place(local_size),
+        "comm": [int(each) for each in comm or ()],
+        "process_sets": [each.ranks for each in own],
+        "gpus": devices.selectable(),
+    }
 
 
-def _rows_ahead(local_size: int | None, own: Sequence[ProcessSet]) -> list[list[int]] | None:
-    """The world ranks of each node, as all ranks know them before Horovod starts; None if they cannot know."""
+def _places_ahead(place: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The places of all ranks, as all know them before Horovod starts; None if they cannot know."""
     store, size = Store.of_job(f"hvd_sparse_places.{_starts}"), int(os.environ.get("HOROVOD_SIZE", "1"))
     if store is None:
         return None
-    store.put(os.environ["HOROVOD_RANK"], _place(local_size, own))
-    return store.verdict(size, _arranged)
+    store.put(os.environ["HOROVOD_RANK"], place)
+    return store.verdict(size, lambda places: places if all(places) else None)
 
 
-def _arranged(places: Sequence[dict[str, Any] | None]) -> list[list[int]] | None:
+def _arranged(places: Sequence[dict[str, Any]]) -> list[list[int]] | None:
     """As `nodes.arrange`, but None if that fails: the error is raised once ranks are connected."""
     try:
-        told = [place for place in places if place]
-        _require_same_sets(told)
-        return nodes.arrange(told) if len(told) == len(places) else None
+        _require_same_sets(places)
+        return nodes.arrange(places)
     except ValueError:
         return None
+
+
+def _gather_by_horovod(group: Communicator, value: Any, name: str) -> list[Any]:
+    """Collects a value from every rank of a group, however late they come; initialises TensorFlow."""
+    return group.gather_descriptions(value, f"topology.{name}")
+
+
+def _gather_by_store(group: Communicator, value: Any, name: str) -> list[Any]:
+    """Collects a value from every rank of a group while they start; without TensorFlow, if they have a store."""
+    store = Store.of_job(f"hvd_sparse_{name}.{_starts}.{group.ranks[0]}")
+    if store is None or group.size == 1:
+        return _gather_by_horovod(group, value, name)
+    return store.gather(group.world_rank, group.ranks, value)
+
+
+def _require_everyone(places: Sequence[dict[str, Any]], started: bool) -> None:
+    wrong = [place["comm"] for place in places if place["comm"] and sorted(place["comm"]) != list(range(len(places)))]
+    if not wrong:
+        return
+    if started:
+        shutdown()
+    raise ValueError(
+        f"Expected comm to be None or the list of all ranks, got {wrong[0]} of {len(places)} ranks: start only the "
+        "ranks that are to train, and group them with process_sets=."
+    )
+
+
+def _require_gpus(places: Sequence[dict[str, Any]]) -> None:
+    fault = devices.fault(places)
+    if fault:
+        raise ValueError(fault)
 
 
 def _require_same_sets(places: Sequence[dict[str, Any]]) -> None:
@@ -165,11 +207,6 @@ def _require_same_sets(places: Sequence[dict[str, Any]]) -> None:
             f"The ranks disagree on process_sets ({by_rank}): pass the same sets to hvd.init on every rank, including "
             "those that are in none of them."
         )
-
-
-def _stop_if(started: bool) -> None:
-    if started:
-        shutdown()
 
 
 def shutdown() -> None:
@@ -269,11 +306,11 @@ def _communicator(name: str, groups: Sequence[Sequence[int]], world_communicator
     return HorovodCommunicator(name, mine, list(mine).index(me), own_set)
 
 
-def _node(rows: Sequence[Sequence[int]], world_communicator: Communicator) -> Communicator:
+def _node(rows: Sequence[Sequence[int]], world_communicator: Communicator, gather: _Gather) -> Communicator:
     """This rank's node; its ranks are on one host."""
     carrier = _communicator("node", rows, world_communicator)
     if carrier.ranks not in _nodes:
-        _nodes[carrier.ranks] = shared_memory.connect(carrier, "topology.neighbours")
+        _nodes[carrier.ranks] = shared_memory.connect(carrier, "neighbours", gather)
     return _nodes[carrier.ranks]
 
 

@@ -10,6 +10,7 @@ from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first", "saved")
 STARTING = ("starting", "stalls", "unequal")  # these call hvd.init themselves
+UNINITIALISED = ("uninitialised",)  # as the first thing that ranks do
 TWO_NODES = ("ahead", "written", "copies", "seen")  # each rank is a node
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
@@ -38,6 +39,11 @@ def starting():
 
 
 @pytest.fixture(scope="module")
+def uninitialised():
+    return ranks.Launched(*UNINITIALISED, count=2, environment={ranks.STARTED: "0"})
+
+
+@pytest.fixture(scope="module")
 def two_nodes():
     return ranks.Launched(*TWO_NODES, count=2, limit=2 * ranks.LIMIT, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
 
@@ -52,6 +58,11 @@ def test_started(name, started):
 @pytest.mark.parametrize("name", ranks.names(*STARTING))
 def test_starting(name, starting):
     starting.require(name)
+
+
+@pytest.mark.parametrize("name", ranks.names(*UNINITIALISED))
+def test_uninitialised(name, uninitialised):
+    uninitialised.require(name)
 
 
 @pytest.mark.parametrize("name", ranks.names(*TWO_NODES))
