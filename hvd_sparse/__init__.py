@@ -10,11 +10,16 @@ In a Horovod script, change the import line and add a recipe:
 Horovod's functions and classes keep their names; see README.md for the rest.
 """
 
-from hvd_sparse import _command as _command  # isort: skip - first: see there
-from hvd_sparse import _logging, _moved
+from hvd_sparse import _command  # isort: skip - first: see there
+from hvd_sparse import _dependencies, _logging
 from hvd_sparse._version import __version__ as __version__
-from hvd_sparse.keras import *  # noqa: F403 - the names are listed there
-from hvd_sparse.keras import __all__ as __all__
 
 _logging.prepare()
-_moved.hand_on()
+if _command.running() != _command.DOCTOR:  # which also runs where the rest cannot be imported, and says why
+    _dependencies.require()
+
+    from hvd_sparse import _moved
+    from hvd_sparse.keras import *  # noqa: F403 - the names are listed there
+    from hvd_sparse.keras import __all__ as __all__
+
+    _moved.hand_on()

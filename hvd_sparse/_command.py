@@ -7,14 +7,18 @@ import sys
 
 from quiet_tensorflow import quiet
 
-COMMANDS = ("hvd_sparse.planner",)
+DOCTOR = "hvd_sparse.doctor"
+COMMANDS = (DOCTOR, "hvd_sparse.planner")
 
 
-def is_running() -> bool:
-    """Whether Python was started as `python -m` one of COMMANDS, and is about to run it."""
+def running() -> str | None:
+    """Which of COMMANDS Python is about to run, if it was started as `python -m` one of them."""
     started = sys.orig_argv
-    return sys.argv[:1] == ["-m"] and "-m" in started and started[started.index("-m") + 1] in COMMANDS
+    if sys.argv[:1] != ["-m"] or "-m" not in started:
+        return None
+    module = started[started.index("-m") + 1]
+    return module if module in COMMANDS else None
 
 
-if is_running():
+if running():
     quiet()

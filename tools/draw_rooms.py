@@ -17,8 +17,9 @@ import grimp
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "architecture.md"
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
-# These only re-export names, or prepare.
-HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._logging", "hvd_sparse._version"}
+# These only re-export names, prepare, or are of no room.
+_NO_ROOMS = ("_moved", "_command", "_dependencies", "_logging", "_version")
+HIDDEN = {"hvd_sparse", *(f"hvd_sparse.{name}" for name in _NO_ROOMS)}
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 Imports = dict[str, set[str]]

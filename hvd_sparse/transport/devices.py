@@ -10,11 +10,16 @@ import collections
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import horovod.tensorflow as _horovod
 import tensorflow as tf
 
+from hvd_sparse import ops
+
 SWITCH_VARIABLE = "HVD_SPARSE_PIN_GPU"
+_GPU_LIBRARY = Path(ops.__file__).with_name("_cuda.so")
 _log = logging.getLogger("hvd_sparse")
 
 
@@ -65,6 +70,16 @@ def fault(places: Sequence[dict[str, Any]]) -> str | None:
         f"ranks share GPUs, or to compute on CPUs, select GPUs before hvd.init, or set {SWITCH_VARIABLE}=0 or "
         'CUDA_VISIBLE_DEVICES="".'
     )
+
+
+def reads_gpus() -> bool:
+    """Whether Horovod sends from a GPU's memory to others: it was built with NCCL, and TensorFlow has a GPU."""
+    return bool(_horovod.nccl_built()) and bool(tf.config.get_visible_devices("GPU"))
+
+
+def selects_on_gpu() -> bool:
+    """Whether gradients are selected on a GPU: there is one, and the library for it was compiled."""
+    return bool(tf.config.get_visible_devices("GPU")) and _GPU_LIBRARY.exists()
 
 
 def _not_chosen() -> list[Any]:

@@ -16,11 +16,6 @@ FUSION_BYTES = 2**20  # Horovod must not fuse larger tensors: they would be copi
 _FEW = 1024  # elements of all ranks together up to which gathering is faster than reducing
 
 
-def reads_gpus() -> bool:
-    """Whether Horovod sends from a GPU's memory to others: it was built with NCCL, and TensorFlow has a GPU."""
-    return bool(_horovod.nccl_built()) and bool(tf.config.get_visible_devices("GPU"))
-
-
 class HorovodCommunicator(Communicator):
     """A Horovod process set."""
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.transport.communicator import Communicator, unknown
-from hvd_sparse.transport.horovod_communicator import reads_gpus
+from hvd_sparse.transport.devices import reads_gpus
 
 SWITCH_VARIABLE = "HVD_SPARSE_SHARED_MEMORY"
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)

@@ -6,6 +6,7 @@ rank's node, `cross()` the process set of the ranks at the same position in thei
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -47,6 +48,7 @@ _given = False  # whether the nodes are those of `local_size`
 _nodes: dict[tuple[int, ...], Communicator] = {}
 _starts = 0  # of Horovod, by `init`: the same on every rank
 _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
+_log = logging.getLogger("hvd_sparse")
 _Gather = Callable[[Communicator, Any, str], list[Any]]
 
 
@@ -112,6 +114,19 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     for process_set in own:
         process_sets.make_ready(process_set)
     stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
+    if starts and _horovod.rank() == 0:
+        _log.info(_summary(_grid))
+
+
+def _summary(started: Grid) -> str:
+    """What runs where, in one line."""
+    carrier = "NCCL" if devices.reads_gpus() else "MPI" if _horovod.mpi_enabled() else "Gloo"
+    inside = "shared memory" if isinstance(started.node, shared_memory.SharedMemoryCommunicator) else carrier
+    selection = "GPU" if devices.selects_on_gpu() else "CPU"
+    return (
+        f"{started.world.size} ranks, {started.node.size} on each node; selection on the {selection}; exchange between "
+        f"nodes by {carrier}, inside a node by {inside}. `python -m hvd_sparse.doctor` says more."
+    )
 
 
 def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, Any]] | None:

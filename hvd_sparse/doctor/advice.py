@@ -1,0 +1,162 @@
+"""What follows from what was found: what stops training, what runs where, what is slow, and how to get the rest."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hvd_sparse import _dependencies
+from hvd_sparse.doctor import software
+
+_BUILD = "in hvd_sparse's source, `make build`, or install the package again"
+_HOROVOD = _dependencies.HOW["horovod.tensorflow"]
+_IMPORTED = {  # what can be missing -> how to get it; hvd_sparse itself needs all others
+    "tensorflow": _dependencies.HOW["tensorflow"],
+    "keras": "pip install 'keras>=3.15,<4'",
+    "horovod": _HOROVOD,
+    "hvd_sparse": "install what the error names: `pip install --no-build-isolation .` installs what hvd_sparse needs",
+}
+
+
+class Fault(NamedTuple):
+    """Something that stops training or slows it.
+
+    Attributes:
+        text: what it is.
+        remedy: what to do.
+    """
+
+    text: str
+    remedy: str
+
+
+def obstacles(found: dict[str, Any]) -> list[Fault]:
+    """What keeps training from starting.
+
+    Args:
+        found: what `software.found` and `machine.found` return, together.
+    """
+    told = [*_of_packages(found), *_of_operations(found)]
+    backend = found["keras"].get("backend", "tensorflow")
+    if backend != "tensorflow":
+        told.append(Fault(f"Keras computes with {backend}", "set KERAS_BACKEND=tensorflow"))
+    if not {"gloo", "mpi"} & set(found["horovod"].get("built_with", ["gloo"])):
+        told.append(Fault("Horovod was built with neither Gloo nor MPI, so ranks cannot meet", _HOROVOD))
+    host = found["host"]
+    if "error" in host:
+        remedy = f'add "127.0.0.1 {host["name"]}" to /etc/hosts, or the network address if there are several hosts'
+        told.append(Fault(f"the host's own name, {host['name']}, does not resolve ({host['error']})", remedy))
+    return told
+
+
+def _of_packages(found: dict[str, Any]) -> list[Fault]:
+    failed = [name for name in _IMPORTED if "error" in found[name]]
+    causes = [name for name in failed if name != "hvd_sparse"] or failed
+    return [Fault(f"{name} cannot be imported ({found[name]['error']})", _IMPORTED[name]) for name in causes]
+
+
+def _of_operations(found: dict[str, Any]) -> list[Fault]:
+    told = []
+    version = found["tensorflow"].get("version")
+    for name in (*software.OPERATIONS, *software.PLAIN):
+        library = found["libraries"][name]
+        if not library["there"]:
+            told.append(Fault(f"{name} is not compiled", _BUILD))
+        elif version and library["tensorflow"] not in (None, version):
+            told.append(Fault(f"{name} is for TensorFlow {library['tensorflow']}, this is {version}", _BUILD))
+        elif version and "error" in library:
+            told.append(Fault(f"{name} cannot be loaded ({library['error']})", _BUILD))
+    return told
+
+
+def places(found: dict[str, Any]) -> dict[str, str]:
+    """Where each part of a step runs, in words."""
+    gpus = found["tensorflow"].get("gpus")
+    return {
+        "model": "GPU" if gpus else "CPU",
+        "selection": "GPU" if gpus and not _library_fault(found) else "CPU",
+        "exchange between nodes": _exchange(found),
+        "exchange inside a node": _inside(found),
+    }
+
+
+def _exchange(found: dict[str, Any]) -> str:
+    built = found["horovod"].get("built_with", [])
+    if found["tensorflow"].get("gpus") and "nccl" in built:
+        return "NCCL, between GPUs"
+    ways = [f"{name} under {launcher}" for name, launcher in (("Gloo", "horovodrun"), ("MPI", "mpirun"))]
+    return " or ".join(way for way in ways if way.split()[0].lower() in built) or "not at all"
+
+
+def _inside(found: dict[str, Any]) -> str:
+    memory = found["shared_memory"]
+    if _exchange(found).startswith("NCCL"):
+        return "NCCL, between GPUs"
+    if memory["opens_others"] and not memory["switched_off"]:
+        return "shared memory; all-reduce by Horovod"
+    return "Horovod, through the loopback interface"
+
+
+def losses(found: dict[str, Any]) -> list[Fault]:
+    """What is slower than it could be on this machine, or in the way of several hosts."""
+    return [*_of_gpus(found), *_of_memory(found), *_of_network(found)]
+
+
+def _of_gpus(found: dict[str, Any]) -> list[Fault]:
+    tensorflow = found["tensorflow"]
+    if "error" in tensorflow:
+        return []
+    if not tensorflow["gpus"]:
+        devices = found["nvidia"]["devices"]
+        if not devices:
+            return []
+        built = "is built for CPUs" if not tensorflow["cuda"] else "does not find CUDA's libraries, or may not use them"
+        remedy = "install tensorflow[and-cuda] in place of tensorflow-cpu; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        return [Fault(f"the machine has {devices} GPUs and TensorFlow sees none: it {built}", remedy)]
+    told = []
+    if fault := _library_fault(found):
+        told.append(Fault(f"gradients are selected on the CPU, and copied there: {fault}", _gpu_library_remedy(found)))
+    if "nccl" not in found["horovod"].get("built_with", []):
+        told.append(
+            Fault(
+                "Horovod was built without NCCL, so gradients are copied to the host to be exchanged",
+                "with NCCL and a CUDA toolkit installed, HOROVOD_GPU_OPERATIONS=NCCL make setup",
+            )
+        )
+    return told
+
+
+def _library_fault(found: dict[str, Any]) -> str | None:
+    name = software.FOR_GPUS[0]
+    library = found["libraries"][name]
+    if not library["there"]:
+        return f"{name} is not compiled"
+    if "error" in library:
+        return f"{name} cannot be loaded ({library['error']})"
+    if found["gpu_fault"]:
+        return f"{name} does not run here ({found['gpu_fault']})"
+    return None
+
+
+def _gpu_library_remedy(found: dict[str, Any]) -> str:
+    newest = found["nvidia"]["driver_cuda"]
+    limit = f" and not newer than the driver, which knows CUDA {newest}" if newest else ""
+    return f"put nvcc on the PATH, from a CUDA toolkit of 11.8 or newer{limit}, and {_BUILD}"
+
+
+def _of_memory(found: dict[str, Any]) -> list[Fault]:
+    memory = found["shared_memory"]
+    if memory["switched_off"]:
+        return [Fault("HVD_SPARSE_SHARED_MEMORY=0 sends what ranks of a node exchange through Horovod", "unset it")]
+    if not memory["opens_others"]:
+        remedy = "start all ranks of a host as one user, in one container or with a common process namespace (--pid)"
+        return [Fault("processes may not open each other's memory, so ranks of a node exchange by Horovod", remedy)]
+    return []
+
+
+def _of_network(found: dict[str, Any]) -> list[Fault]:
+    host = found["host"]
+    address = host.get("address", "")
+    if not address.startswith("127."):
+        return []
+    remedy = "before a job of several hosts, give the name the host's network address in /etc/hosts on each"
+    return [Fault(f"the host's own name resolves to {address}, which other hosts cannot reach", remedy)]
