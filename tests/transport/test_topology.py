@@ -165,6 +165,24 @@ def test_a_rank_that_does_not_come_is_none_to_the_judge_and_rank_0_an_error(job,
     assert job.verdict(2, list) == ["a", None]
 
 
+def test_ranks_of_a_group_gather_what_each_tells_also_nothing(job):
+    """As ranks 4 and 6, of which the first collects; the other has told by then."""
+    job.put(6, [None])
+    assert job.gather(4, [4, 6], {"told": 1}) == [{"told": 1}, None]
+    assert job.gather(6, [4, 6], None) == [{"told": 1}, None]
+
+
+def test_a_rank_that_is_missing_is_the_same_error_on_all(job, monkeypatch):
+    monkeypatch.setattr(launcher_store, "CONNECTED_PATIENCE", 0.2)
+    for rank in (4, 6):
+        with pytest.raises(
+            RuntimeError, match=r"Of the ranks \[4, 6, 7\], \[7\] did not answer within 0.2 s"
+        ) as raised:
+            job.put(6, [1])
+            job.gather(rank, [4, 6, 7], 1)
+        assert "look for their error" in str(raised.value)
+
+
 def test_ranks_that_come_and_go_have_no_store_in_common(job, monkeypatch):
     assert Store.of_job("scope").url.endswith("/scope")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
