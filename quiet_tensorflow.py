@@ -1,7 +1,8 @@
 """Commands that print their own lines alone, and start sooner: TensorFlow's lines about itself are left out.
 
-The commands of this repository, `python -m datacache` and `python -m hvd_sparse.planner` call `quiet`; libraries do
-not, so that nothing changes for who imports them. A `TF_CPP_MIN_LOG_LEVEL` of your own wins: with 0 all is shown.
+The commands of this repository, `python -m datacache` and `python -m hvd_sparse.planner` or `hvd_sparse.doctor` call
+`quiet`; libraries do not, so that nothing changes for who imports them. A `TF_CPP_MIN_LOG_LEVEL` of your own wins: with
+0 all is shown.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 HOW = {
     "tensorflow": "pip install tensorflow==2.21.0, or tensorflow-cpu==2.21.0 on machines without a GPU",
     "horovod.tensorflow": (
-        "`make install` in hvd_sparse's source, or `tools/horovod/build_wheel.sh PYTHON` there, which compiles Horovod "
-        "for the TensorFlow that is installed"
+        "run `make install PYTHON=ENV/bin/python` in hvd_sparse's source, or `tools/horovod/build_wheel.sh "
+        "ENV/bin/python` there, which compiles Horovod for the TensorFlow of that environment"
     ),
 }
 

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from hvd_sparse.doctor import advice
 from tests.faults import environments
+from tests.parallel.launch import horovodrun
 
 ROOT = environments.ROOT
 
@@ -69,6 +71,14 @@ def test_only_the_first_rank_prints():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_another_rank_prints_what_stops_training_on_its_host():
+    done = run(HOROVOD_RANK="1", KERAS_BACKEND="numpy")
+    assert (done.returncode, done.stdout) == (1, "")
+    first, *rest = done.stderr.splitlines()
+    assert first == f"Training cannot start on {socket.gethostname()}:"
+    assert "  - Keras computes with numpy." in rest and "    Set KERAS_BACKEND=tensorflow." in rest
+
+
 def test_it_prints_a_table():
     done = run(HVD_SPARSE_SHARED_MEMORY="0")
     lines = done.stdout.splitlines()
@@ -101,6 +111,21 @@ def test_libraries_that_are_not_compiled_stop_training(tmp_path):
     assert "hvd_sparse/_ops.so is not compiled" in done.stdout and "make build" in done.stdout
 
 
+STARTS = """
+import logging
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+import hvd_sparse as hvd
+hvd.init(local_size=1)
+"""
+
+
+def test_a_job_begins_with_a_line_of_it_from_rank_0():
+    ended = horovodrun(2, ["-c", STARTS], 300.0)
+    assert ended.status == 0, ended.output
+    (line,) = [each for each in ended.output.splitlines() if "hvd_sparse.doctor" in each]
+    assert "INFO hvd_sparse: 2 ranks, 1 on each node; the model computes on the CPU, gradients are selected" in line
+
+
 # ---- what it concludes from what was found ----
 
 
@@ -121,6 +146,10 @@ STOPPED = {
     "horovod has neither": ({"horovod__built_with": ["nccl"]}, "neither Gloo nor MPI"),
     "no name": ({"host": {"name": "node7", "error": "not known"}}, "node7, does not resolve"),
     "no tensorflow": ({"tensorflow": {"error": "not installed"}}, "tensorflow cannot be imported"),
+    "what follows": (
+        {name: {"backend": "tensorflow", "error": f"OSError: {name}"} for name in ("keras", "horovod", "hvd_sparse")},
+        "keras cannot be imported (OSError: keras)",
+    ),
     "its own import": ({"hvd_sparse__error": "ModuleNotFoundError: lmdb"}, "hvd_sparse cannot be imported"),
 }
 
@@ -146,7 +175,7 @@ COMPILED = {"there": True, "tensorflow": None}
 
 def test_with_all_there_is_everything_runs_on_the_gpu(here):
     found = changed(here, **GPU, **NCCL, host={"name": "node7", "address": "10.0.0.7"})
-    found["libraries"]["hvd_sparse/_cuda.so"] = COMPILED
+    found["libraries"] |= {"hvd_sparse/_cuda.so": COMPILED, "lars/_cuda.so": COMPILED}
     places = advice.places(found)
     assert places["model"] == places["selection"] == "GPU"
     assert places["exchange between nodes"] == places["exchange inside a node"] == "NCCL, between GPUs"
@@ -158,28 +187,41 @@ def test_without_nccl_ranks_of_a_node_use_shared_memory_also_with_gpus(here):
     assert any("without NCCL" in fault.text for fault in advice.losses(changed(here, **GPU)))
 
 
-LIBRARIES = {
-    "not there": ({"there": False}, None, "is not compiled"),
-    "not loaded": ({**COMPILED, "error": "OSError: wrong ELF class"}, None, "wrong ELF class"),
-    "not for this driver": (COMPILED, "invalid device ordinal", "does not run here (invalid device ordinal)"),
+UNUSABLE = {
+    "is not compiled": {"there": False},
+    "cannot be loaded (OSError: wrong ELF class)": {**COMPILED, "error": "OSError: wrong ELF class"},
+}
+ON_THE_CPU = {
+    "hvd_sparse/_cuda.so": "so gradients are copied to the CPU to be selected",
+    "lars/_cuda.so": "so LARS and LAMB update weights on the CPU",
 }
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_a_gpu_library_that_does_not_work_is_told_with_the_driver_that_limits_it(here, name):
-    library, fault, said = LIBRARIES[name]
-    found = changed(here, **GPU, **NCCL, gpu_fault=fault)
-    found["libraries"]["hvd_sparse/_cuda.so"] = library
-    assert advice.places(found)["selection"] == "CPU"
-    (loss,) = [each for each in advice.losses(found) if each.text.startswith("gradients are selected on the CPU")]
-    assert said in loss.text and "CUDA 12.4" in loss.remedy
+@pytest.mark.parametrize("name", ON_THE_CPU)
+@pytest.mark.parametrize("reason", UNUSABLE)
+def test_what_a_gpu_library_does_is_done_on_the_cpu_without_it(here, name, reason):
+    found = changed(here, **GPU, **NCCL)
+    found["libraries"] |= {**dict.fromkeys(ON_THE_CPU, COMPILED), name: UNUSABLE[reason]}
+    assert advice.places(found)["selection"] == ("GPU" if name == "lars/_cuda.so" else "CPU")
+    (loss,) = [each for each in advice.losses(found) if "_cuda.so" in each.text]
+    assert loss.text == f"{name} {reason}, {ON_THE_CPU[name]}"
+    assert "not newer than 12.4, the newest for this driver" in loss.remedy
+
+
+def test_a_gpu_library_that_this_driver_cannot_run_stops_training(here):
+    """The operations are registered for GPUs as soon as the library loads."""
+    found = changed(here, **GPU, **NCCL, gpu_fault="CUDA driver version is insufficient for CUDA runtime version")
+    found["libraries"] |= dict.fromkeys(ON_THE_CPU, COMPILED)
+    assert advice.places(found)["selection"] == "not at all"
+    (fault,) = advice.obstacles(found)
+    assert "driver version is insufficient" in fault.text and "not newer than 12.4" in fault.remedy
 
 
 @pytest.mark.parametrize("cuda, said", [(None, "is built for CPUs"), ("12.5.1", "does not find CUDA's libraries")])
 def test_gpus_that_tensorflow_does_not_see_are_told(here, cuda, said):
     found = changed(here, nvidia={"devices": 8, "driver_cuda": "13.0"}, tensorflow__cuda=cuda)
     told = [fault.text for fault in advice.losses(found)]
-    assert any(said in text and text.startswith("the machine has 8 GPUs") for text in told)
+    assert any(said in text and text.startswith("TensorFlow sees none of the machine's GPUs (8)") for text in told)
 
 
 def test_a_loopback_name_is_told_but_stops_nothing(here):

@@ -3,7 +3,7 @@
 python -m hvd_sparse.doctor
 horovodrun -np 4 -H a:2,b:2 python -m hvd_sparse.doctor     rank 0 prints what it finds on its host
 
-The exit status is 1 where training could not start.
+The exit status is 1 where training could not start; then other ranks, too, print why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  #
 def examine() -> dict[str, Any]:
     """What was found and what follows from it, as JSON-serialisable values."""
     found: dict[str, Any] = {**software.found(), **machine.found()}
-    loads = found["libraries"][software.FOR_GPUS[0]]
+    loads = found["libraries"][software.SELECTION]
     asks = found["tensorflow"].get("gpus") and loads["there"] and "error" not in loads
     found["gpu_fault"] = software.gpu_fault() if asks else None
     return {
@@ -116,9 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     told = examine()
+    obstacles = _faults(f"Training cannot start on {told['found']['host']['name']}", told["obstacles"])
     if all(os.environ.get(name, "0") == "0" for name in _RANKS):
         print(json.dumps(told, indent=2) if options.json else page(told), flush=True)
-    return 1 if told["obstacles"] else 0
+    elif obstacles:
+        print("\n".join(obstacles), file=sys.stderr, flush=True)
+    return 1 if obstacles else 0
 
 
 if __name__ == "__main__":

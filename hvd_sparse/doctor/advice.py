@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 from hvd_sparse import _dependencies
 from hvd_sparse.doctor import software
 
-_BUILD = "in hvd_sparse's source, `make build`, or install the package again"
+_BUILD = "run `make build` in hvd_sparse's source, or install the package again"
 _HOROVOD = _dependencies.HOW["horovod.tensorflow"]
-_IMPORTED = {  # what can be missing -> how to get it; hvd_sparse itself needs all others
+_IMPORTED = {  # what can be missing -> how to get it; each imports those before it
     "tensorflow": _dependencies.HOW["tensorflow"],
     "keras": "pip install 'keras>=3.15,<4'",
     "horovod": _HOROVOD,
-    "hvd_sparse": "install what the error names: `pip install --no-build-isolation .` installs what hvd_sparse needs",
+    "hvd_sparse": "run `make install PYTHON=ENV/bin/python` in hvd_sparse's source, which installs all that it needs",
+}
+_ON_THE_CPU = {  # what becomes of the work of a library for GPUs without it
+    software.SELECTION: "gradients are copied to the CPU to be selected",
+    software.FOR_GPUS[1]: "LARS and LAMB update weights on the CPU",
 }
 
 
@@ -35,10 +39,9 @@ def obstacles(found: dict[str, Any]) -> list[Fault]:
     Args:
         found: what `software.found` and `machine.found` return, together.
     """
-    told = [*_of_packages(found), *_of_operations(found)]
-    backend = found["keras"].get("backend", "tensorflow")
-    if backend != "tensorflow":
-        told.append(Fault(f"Keras computes with {backend}", "set KERAS_BACKEND=tensorflow"))
+    told = [*_of_packages(found), *_of_operations(found), *_of_driver(found)]
+    if found["keras"]["backend"] != "tensorflow":
+        told.append(Fault(f"Keras computes with {found['keras']['backend']}", "set KERAS_BACKEND=tensorflow"))
     if not {"gloo", "mpi"} & set(found["horovod"].get("built_with", ["gloo"])):
         told.append(Fault("Horovod was built with neither Gloo nor MPI, so ranks cannot meet", _HOROVOD))
     host = found["host"]
@@ -49,9 +52,14 @@ def obstacles(found: dict[str, Any]) -> list[Fault]:
 
 
 def _of_packages(found: dict[str, Any]) -> list[Fault]:
-    failed = [name for name in _IMPORTED if "error" in found[name]]
-    causes = [name for name in failed if name != "hvd_sparse"] or failed
-    return [Fault(f"{name} cannot be imported ({found[name]['error']})", _IMPORTED[name]) for name in causes]
+    """What is not installed, and what fails first, as each needs those before it; Keras's backend can be the cause."""
+    errors = {name: found[name]["error"] for name in _IMPORTED if "error" in found[name]}
+    first = None if found["keras"]["backend"] != "tensorflow" else next(iter(errors), None)
+    return [
+        Fault(f"{name} cannot be imported ({error})", _IMPORTED[name])
+        for name, error in errors.items()
+        if name == first or error == software.NOT_INSTALLED
+    ]
 
 
 def _of_operations(found: dict[str, Any]) -> list[Fault]:
@@ -68,12 +76,23 @@ def _of_operations(found: dict[str, Any]) -> list[Fault]:
     return told
 
 
+def _of_driver(found: dict[str, Any]) -> list[Fault]:
+    """A library that loads is used, also if its kernels then fail."""
+    fault = found["gpu_fault"]
+    if not fault:
+        return []
+    text = f"{software.SELECTION} cannot work with this GPU and driver ({fault}), so steps that select gradients fail"
+    remedy = f"{_gpu_library_remedy(found)}; if the file is removed, {_ON_THE_CPU[software.SELECTION]}"
+    return [Fault(text, remedy)]
+
+
 def places(found: dict[str, Any]) -> dict[str, str]:
     """Where each part of a step runs, in words."""
     gpus = found["tensorflow"].get("gpus")
+    selects = gpus and not _library_fault(found, software.SELECTION)
     return {
         "model": "GPU" if gpus else "CPU",
-        "selection": "GPU" if gpus and not _library_fault(found) else "CPU",
+        "selection": "not at all" if found["gpu_fault"] else "GPU" if selects else "CPU",
         "exchange between nodes": _exchange(found),
         "exchange inside a node": _inside(found),
     }
@@ -110,37 +129,29 @@ def _of_gpus(found: dict[str, Any]) -> list[Fault]:
         if not devices:
             return []
         built = "is built for CPUs" if not tensorflow["cuda"] else "does not find CUDA's libraries, or may not use them"
+        text = f"TensorFlow sees none of the machine's GPUs ({devices}): it {built}"
         remedy = "install tensorflow[and-cuda] in place of tensorflow-cpu; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-        return [Fault(f"the machine has {devices} GPUs and TensorFlow sees none: it {built}", remedy)]
-    told = []
-    if fault := _library_fault(found):
-        told.append(Fault(f"gradients are selected on the CPU, and copied there: {fault}", _gpu_library_remedy(found)))
+        return [Fault(text, remedy)]
+    faults = {name: _library_fault(found, name) for name in _ON_THE_CPU}
+    remedy = _gpu_library_remedy(found)
+    told = [Fault(f"{fault}, so {_ON_THE_CPU[name]}", remedy) for name, fault in faults.items() if fault]
     if "nccl" not in found["horovod"].get("built_with", []):
-        told.append(
-            Fault(
-                "Horovod was built without NCCL, so gradients are copied to the host to be exchanged",
-                "with NCCL and a CUDA toolkit installed, HOROVOD_GPU_OPERATIONS=NCCL make setup",
-            )
-        )
+        text = "Horovod was built without NCCL, so gradients are copied to the CPU to be exchanged"
+        told.append(Fault(text, f"install NCCL and a CUDA toolkit, set HOROVOD_GPU_OPERATIONS=NCCL, and {_HOROVOD}"))
     return told
 
 
-def _library_fault(found: dict[str, Any]) -> str | None:
-    name = software.FOR_GPUS[0]
+def _library_fault(found: dict[str, Any], name: str) -> str | None:
     library = found["libraries"][name]
     if not library["there"]:
         return f"{name} is not compiled"
-    if "error" in library:
-        return f"{name} cannot be loaded ({library['error']})"
-    if found["gpu_fault"]:
-        return f"{name} does not run here ({found['gpu_fault']})"
-    return None
+    return f"{name} cannot be loaded ({library['error']})" if "error" in library else None
 
 
 def _gpu_library_remedy(found: dict[str, Any]) -> str:
     newest = found["nvidia"]["driver_cuda"]
-    limit = f" and not newer than the driver, which knows CUDA {newest}" if newest else ""
-    return f"put nvcc on the PATH, from a CUDA toolkit of 11.8 or newer{limit}, and {_BUILD}"
+    limit = f" but not newer than {newest}, the newest for this driver" if newest else ""
+    return f"put nvcc of a CUDA toolkit on the PATH, 11.8 or newer{limit}, and {_BUILD}"
 
 
 def _of_memory(found: dict[str, Any]) -> list[Fault]:

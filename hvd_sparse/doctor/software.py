@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from hvd_sparse import _dependencies, _version
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder in which hvd_sparse, datacache and lars are
 OPERATIONS = ("hvd_sparse/_ops.so", "datacache/_ops.so", "lars/_ops.so")  # TensorFlow loads them
 PLAIN = ("datacache/_native.so", "lars/_native.so")
-FOR_GPUS = ("hvd_sparse/_cuda.so", "lars/_cuda.so")
+SELECTION = "hvd_sparse/_cuda.so"
+FOR_GPUS = (SELECTION, "lars/_cuda.so")
+NOT_INSTALLED = "not installed"
 _PARTS = ("gloo", "mpi", "nccl", "cuda")  # with which Horovod may have been built
 
 
@@ -25,7 +28,7 @@ def found() -> dict[str, Any]:
     return {
         "python": {"version": sys.version.partition(" ")[0], "path": sys.executable},
         "tensorflow": _described("tensorflow", _tensorflow),
-        "keras": _described("keras", _keras),
+        "keras": {"backend": os.environ.get("KERAS_BACKEND", "tensorflow"), **_described("keras", _keras)},
         "horovod": _described("horovod.tensorflow", _horovod),
         "hvd_sparse": {"version": _version.__version__, **_described("hvd_sparse.keras", lambda module: {})},
         "libraries": {name: _library(name) for name in (*OPERATIONS, *PLAIN, *FOR_GPUS)},
@@ -34,7 +37,7 @@ def found() -> dict[str, Any]:
 
 def _described(name: str, describe: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     if name in _dependencies.missing():
-        return {"error": "not installed"}
+        return {"error": NOT_INSTALLED}
     try:
         return describe(importlib.import_module(name))
     except Exception as error:  # whatever is wrong with it, the rest is still to be told
@@ -83,8 +86,8 @@ def _library(name: str) -> dict[str, Any]:
 
 
 def gpu_fault() -> str | None:
-    """Why the selection's GPU library cannot work with the GPU that is there; None if it can."""
-    library = ctypes.CDLL(str(PACKAGES / FOR_GPUS[0]))
+    """Why the selection's GPU library cannot work with the GPU and driver that are there; None if it can."""
+    library = ctypes.CDLL(str(PACKAGES / SELECTION))
     library.hvds_gpu_error.restype = ctypes.c_char_p
     asked = (ctypes.c_int64(1000), ctypes.c_int64(10), ctypes.c_int(0), ctypes.byref(ctypes.c_size_t()))
     code = library.hvds_gpu_workspace(*asked)

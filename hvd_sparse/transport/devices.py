@@ -46,10 +46,10 @@ def pin(local_rank: int) -> None:
         if 1 < len(gpus) and local_rank < len(gpus):
             tf.config.set_visible_devices(gpus[local_rank], "GPU")
     except RuntimeError:  # TensorFlow is initialised
-        if len(gpus) > 1:
+        if len(gpus) > 1 and local_rank == 0:
             _log.warning(
-                "TensorFlow was initialised before hvd.init, so this rank, like any other, keeps all %d GPUs of its "
-                "host: call hvd.init before any operation of TensorFlow, or select a GPU before.",
+                "TensorFlow was initialised before hvd.init, so each rank keeps all %d GPUs of its host: call hvd.init "
+                "before any operation of TensorFlow, or select a GPU before.",
                 len(gpus),
             )
 
@@ -72,14 +72,19 @@ def fault(places: Sequence[dict[str, Any]]) -> str | None:
     )
 
 
+def has_gpu() -> bool:
+    """Whether TensorFlow computes on a GPU."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
 def reads_gpus() -> bool:
     """Whether Horovod sends from a GPU's memory to others: it was built with NCCL, and TensorFlow has a GPU."""
-    return bool(_horovod.nccl_built()) and bool(tf.config.get_visible_devices("GPU"))
+    return has_gpu() and bool(_horovod.nccl_built())
 
 
 def selects_on_gpu() -> bool:
     """Whether gradients are selected on a GPU: there is one, and the library for it was compiled."""
-    return bool(tf.config.get_visible_devices("GPU")) and _GPU_LIBRARY.exists()
+    return has_gpu() and _GPU_LIBRARY.exists()
 
 
 def _not_chosen() -> list[Any]:

@@ -111,7 +111,7 @@ class Store(NamedTuple):
         try:
             told = self.get("gathered", 2 * CONNECTED_PATIENCE)  # the first rank itself waits for others
         except TimeoutError:
-            told = [None] * len(ranks)
+            told = [None, *([each] for each in ranks[1:])]  # only the first rank is known to be missing
         missing = [each for each, answer in zip(ranks, told, strict=True) if answer is None]
         if missing:
             raise RuntimeError(

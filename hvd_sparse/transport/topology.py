@@ -114,18 +114,25 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     for process_set in own:
         process_sets.make_ready(process_set)
     stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
-    if starts and _horovod.rank() == 0:
-        _log.info(_summary(_grid))
+    if starts and len(everyone) > 1 and _horovod.rank() == 0:
+        _report(_grid)
 
 
-def _summary(started: Grid) -> str:
-    """What runs where, in one line."""
-    carrier = "NCCL" if devices.reads_gpus() else "MPI" if _horovod.mpi_enabled() else "Gloo"
+def _report(started: Grid) -> None:
+    """Logs what runs where in one line: as a warning if gradients leave the GPU that computes them."""
+    selects, sends = devices.selects_on_gpu(), devices.reads_gpus()
+    carrier = "NCCL" if sends else "MPI" if _horovod.mpi_enabled() else "Gloo"
     inside = "shared memory" if isinstance(started.node, shared_memory.SharedMemoryCommunicator) else carrier
-    selection = "GPU" if devices.selects_on_gpu() else "CPU"
-    return (
-        f"{started.world.size} ranks, {started.node.size} on each node; selection on the {selection}; exchange between "
-        f"nodes by {carrier}, inside a node by {inside}. `python -m hvd_sparse.doctor` says more."
+    _log.log(
+        logging.WARNING if devices.has_gpu() and not (selects and sends) else logging.INFO,
+        "%d ranks, %d on each node; the model computes on the %s, gradients are selected on the %s and exchanged by %s "
+        "between nodes, by %s inside them. `python -m hvd_sparse.doctor` says what could be faster.",
+        started.world.size,
+        started.node.size,
+        "GPU" if devices.has_gpu() else "CPU",
+        "GPU" if selects else "CPU",
+        carrier,
+        inside,
     )
 
 

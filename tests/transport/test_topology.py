@@ -183,6 +183,12 @@ def test_a_rank_that_is_missing_is_the_same_error_on_all(job, monkeypatch):
         assert "look for their error" in str(raised.value)
 
 
+def test_of_a_group_whose_first_rank_is_missing_that_rank_is_named(job, monkeypatch):
+    monkeypatch.setattr(launcher_store, "CONNECTED_PATIENCE", 0.2)
+    with pytest.raises(RuntimeError, match=r"Of the ranks \[4, 6\], \[4\] did not answer"):
+        job.gather(6, [4, 6], 1)
+
+
 def test_ranks_that_come_and_go_have_no_store_in_common(job, monkeypatch):
     assert Store.of_job("scope").url.endswith("/scope")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
