@@ -16,10 +16,9 @@ from hvd_sparse._version import __version__ as __version__
 
 _logging.prepare()
 if _command.running() != _command.DOCTOR:  # which also runs where the rest cannot be imported, and says why
-    _dependencies.require()
-
-    from hvd_sparse import _moved
-    from hvd_sparse.keras import *  # noqa: F403 - the names are listed there
-    from hvd_sparse.keras import __all__ as __all__
+    with _dependencies.explained():
+        from hvd_sparse import _moved
+        from hvd_sparse.keras import *  # noqa: F403 - the names are listed there
+        from hvd_sparse.keras import __all__ as __all__
 
     _moved.hand_on()

@@ -1,55 +1,61 @@
-"""What must be installed before this package, as pip cannot do it; and the error that says so.
-
-Modules are looked for without being imported: `quiet_tensorflow` waits for TensorFlow's import.
-"""
+"""What must be installed beside this package, and the error that says how to get it."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterator
+from typing import NamedTuple
 
 HOW = {
     "tensorflow": "pip install tensorflow==2.21.0, or tensorflow-cpu==2.21.0 on machines without a GPU",
-    "horovod.tensorflow": (
+    "keras": "pip install 'keras>=3.15,<4'",
+    "horovod": (
         "run `make install PYTHON=ENV/bin/python` in hvd_sparse's source, or `tools/horovod/build_wheel.sh "
         "ENV/bin/python` there, which compiles Horovod for the TensorFlow of that environment"
     ),
 }
 
 
-def missing() -> dict[str, str]:
-    """The modules that Python does not find, and how to get each."""
-    return {name: how for name, how in HOW.items() if name not in sys.modules and _found(name) is None}
+class Lack(NamedTuple):
+    """A package that Python does not find.
+
+    Attributes:
+        package: its name.
+        reason: what is the matter, after "which is".
+        remedy: what to do.
+    """
+
+    package: str
+    reason: str
+    remedy: str
 
 
-def require() -> None:
-    """Raises an error if one is missing.
+def lack(error: ModuleNotFoundError) -> Lack | None:
+    """What an import has not found, if `HOW` has it."""
+    package, _, inside = (error.name or "").partition(".")
+    if package not in HOW:
+        return None
+    if not inside:
+        return Lack(package, "not installed", HOW[package])
+    taken = sys.modules[package]  # by its name, a folder beside the script may have been imported
+    place = getattr(taken, "__file__", None) or next(iter(taken.__path__))
+    remedy = "start the script as a module (python -m ...), or take the folder that contains this from Python's path"
+    return Lack(package, f"taken from {place}, which has no {error.name}", remedy)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Says how to get a package of `HOW` that an import in the body does not find.
 
     Raises:
-        ImportError: naming what is missing and how to get it.
+        ModuleNotFoundError: naming what is missing and what to do.
     """
-    for name, how in missing().items():
-        taken = _instead(name)
-        if taken:
-            how = f"start the script as a module (python -m ...), or take the folder of {taken} from Python's path"
-        reason = f"but Python finds {taken} by this name" if taken else "which Python does not find"
-        raise ImportError(f"hvd_sparse needs {name}, {reason}: {how}.", name=name)
-
-
-def _found(name: str) -> ModuleSpec | None:
-    """Where a module is, if it is in one of the folders that Python searches."""
-    folders: Sequence[str] | None = None
-    parts = name.split(".")
-    for depth in range(1, len(parts)):
-        parent = PathFinder.find_spec(".".join(parts[:depth]), folders)
-        if parent is None or not parent.submodule_search_locations:
-            return None
-        folders = list(parent.submodule_search_locations)
-    return PathFinder.find_spec(name, folders)
-
-
-def _instead(name: str) -> str | None:
-    """The folder that hides a package because it has the same name, as one beside a script can."""
-    parent = _found(name.partition(".")[0])
-    return None if parent is None else next(iter(parent.submodule_search_locations or ()), None)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missed = lack(error)
+        if missed is None:
+            raise
+        text = f"hvd_sparse needs {missed.package}, which is {missed.reason}: {missed.remedy}."
+        raise ModuleNotFoundError(text, name=error.name) from None

@@ -91,6 +91,7 @@ def _machine(found: dict[str, Any]) -> dict[str, str]:
         "NVIDIA driver": f"for CUDA {driver} and older" if driver else "none",
         "host": f"{host['name']}, {host.get('address') or host['error']}",
         "interfaces": ", ".join(_interface(*each) for each in found["interfaces"].items() if each[1]["address"]),
+        "links": "`horovodrun ... python -m hvd_sparse.planner` measures them",
         "memory": f"{_size(memory['bytes'])}, limit of control groups {_size(memory['limit'])}",
         "limits": ", ".join(f"{name} {_size(limit) if name != 'NOFILE' else limit}" for name, limit in limits.items()),
         "/dev/shm": _size(found["shared_memory"]["bytes"]),

@@ -8,11 +8,9 @@ from hvd_sparse import _dependencies
 from hvd_sparse.doctor import software
 
 _BUILD = "run `make build` in hvd_sparse's source, or install the package again"
-_HOROVOD = _dependencies.HOW["horovod.tensorflow"]
-_IMPORTED = {  # what can be missing -> how to get it; each imports those before it
-    "tensorflow": _dependencies.HOW["tensorflow"],
-    "keras": "pip install 'keras>=3.15,<4'",
-    "horovod": _HOROVOD,
+_HOROVOD = _dependencies.HOW["horovod"]
+_IMPORTED = {  # what may be broken -> how to get it; each imports those before it
+    **_dependencies.HOW,
     "hvd_sparse": "run `make install PYTHON=ENV/bin/python` in hvd_sparse's source, which installs all that it needs",
 }
 _ON_THE_CPU = {  # what becomes of the work of a library for GPUs without it
@@ -52,13 +50,13 @@ def obstacles(found: dict[str, Any]) -> list[Fault]:
 
 
 def _of_packages(found: dict[str, Any]) -> list[Fault]:
-    """What is not installed, and what fails first, as each needs those before it; Keras's backend can be the cause."""
-    errors = {name: found[name]["error"] for name in _IMPORTED if "error" in found[name]}
-    first = None if found["keras"]["backend"] != "tensorflow" else next(iter(errors), None)
+    """What is not found, and what fails first, as each needs those before it; Keras's backend can be the cause."""
+    failed = [name for name in _IMPORTED if "error" in found[name]]
+    first = None if found["keras"]["backend"] != "tensorflow" else next(iter(failed), None)
     return [
-        Fault(f"{name} cannot be imported ({error})", _IMPORTED[name])
-        for name, error in errors.items()
-        if name == first or error == software.NOT_INSTALLED
+        Fault(f"{name} cannot be imported ({found[name]['error']})", found[name].get("remedy", _IMPORTED[name]))
+        for name in failed
+        if name == first or "remedy" in found[name]
     ]
 
 
@@ -150,8 +148,8 @@ def _library_fault(found: dict[str, Any], name: str) -> str | None:
 
 def _gpu_library_remedy(found: dict[str, Any]) -> str:
     newest = found["nvidia"]["driver_cuda"]
-    limit = f" but not newer than {newest}, the newest for this driver" if newest else ""
-    return f"put nvcc of a CUDA toolkit on the PATH, 11.8 or newer{limit}, and {_BUILD}"
+    wanted = f"11.8 to {newest}, the newest for this driver," if newest else "11.8 or newer"
+    return f"put nvcc of CUDA {wanted} on the PATH, and {_BUILD}"
 
 
 def _of_memory(found: dict[str, Any]) -> list[Fault]:

@@ -19,12 +19,11 @@ OPERATIONS = ("hvd_sparse/_ops.so", "datacache/_ops.so", "lars/_ops.so")  # Tens
 PLAIN = ("datacache/_native.so", "lars/_native.so")
 SELECTION = "hvd_sparse/_cuda.so"
 FOR_GPUS = (SELECTION, "lars/_cuda.so")
-NOT_INSTALLED = "not installed"
 _PARTS = ("gloo", "mpi", "nccl", "cuda")  # with which Horovod may have been built
 
 
 def found() -> dict[str, Any]:
-    """All of it as JSON-serialisable values, by name; what cannot be imported has an "error" that says why."""
+    """All of it as JSON-serialisable values, by name; what cannot be imported has an "error", some also a "remedy"."""
     return {
         "python": {"version": sys.version.partition(" ")[0], "path": sys.executable},
         "tensorflow": _described("tensorflow", _tensorflow),
@@ -36,11 +35,12 @@ def found() -> dict[str, Any]:
 
 
 def _described(name: str, describe: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    if name in _dependencies.missing():
-        return {"error": NOT_INSTALLED}
     try:
         return describe(importlib.import_module(name))
     except Exception as error:  # whatever is wrong with it, the rest is still to be told
+        lack = _dependencies.lack(error) if isinstance(error, ModuleNotFoundError) else None
+        if lack is not None and lack.package == name.partition(".")[0]:
+            return {"error": lack.reason, "remedy": lack.remedy}
         return {"error": _text(error)}
 
 

@@ -123,16 +123,16 @@ def _report(started: Grid) -> None:
     selects, sends = devices.selects_on_gpu(), devices.reads_gpus()
     carrier = "NCCL" if sends else "MPI" if _horovod.mpi_enabled() else "Gloo"
     inside = "shared memory" if isinstance(started.node, shared_memory.SharedMemoryCommunicator) else carrier
+    ways = ((started.cross, f"by {carrier} between nodes"), (started.node, f"by {inside} inside nodes"))
     _log.log(
         logging.WARNING if devices.has_gpu() and not (selects and sends) else logging.INFO,
-        "%d ranks, %d on each node; the model computes on the %s, gradients are selected on the %s and exchanged by %s "
-        "between nodes, by %s inside them. `python -m hvd_sparse.doctor` says what could be faster.",
+        "%d ranks, %d on each node; the model computes on the %s, gradients are selected on the %s and exchanged %s. "
+        "`python -m hvd_sparse.doctor` says what could be faster.",
         started.world.size,
         started.node.size,
         "GPU" if devices.has_gpu() else "CPU",
         "GPU" if selects else "CPU",
-        carrier,
-        inside,
+        " and ".join(way for group, way in ways if group.size > 1),
     )
 
 

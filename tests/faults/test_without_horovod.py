@@ -19,7 +19,7 @@ def imported(packages, module="hvd_sparse"):
 
 def test_the_error_says_how_to_get_horovod(packages):
     status, lines = imported(packages)
-    assert status == 1 and lines[-1].startswith("ImportError: hvd_sparse needs horovod") and HOW in lines[-1]
+    assert status == 1 and lines[-1].startswith("ModuleNotFoundError: hvd_sparse needs horovod") and HOW in lines[-1]
 
 
 def test_the_error_names_the_folder_that_is_found_instead(packages):
