@@ -20,7 +20,7 @@ from hvd_sparse import ops
 
 SWITCH_VARIABLE = "HVD_SPARSE_PIN_GPU"
 _GPU_LIBRARY = Path(ops.__file__).with_name("_cuda.so")
-_log = logging.getLogger("hvd_sparse")
+_log = logging.getLogger(__name__)
 
 
 def selectable() -> int:

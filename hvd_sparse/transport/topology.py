@@ -48,7 +48,7 @@ _given = False  # whether the nodes are those of `local_size`
 _nodes: dict[tuple[int, ...], Communicator] = {}
 _starts = 0  # of Horovod, by `init`: the same on every rank
 _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
-_log = logging.getLogger("hvd_sparse")
+_log = logging.getLogger(__name__)
 _Gather = Callable[[Communicator, Any, str], list[Any]]
 
 
