@@ -1,6 +1,7 @@
 # Every target does its own set-up; what is done is skipped. `make help` lists them.
 #
-# PYTHON=...            the interpreter of the virtual environment (default python3.11)
+# PYTHON=...            the interpreter that .venv is made with (default python3.11; 3.12 and 3.13 will do); for
+#                       `make install`, that of your own environment
 # HVD_SPARSE_CACHE=...  where the Horovod wheel is kept (default ~/.cache/hvd_sparse)
 # SEED=...              of `make mutants` (default 1)
 
@@ -10,6 +11,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
 DONE := $(VENV)/.done
 DOCS := .venv-docs
+NEWEST := .venv-newest
 SEED ?= 1
 # What is compiled is kept, whatever the environment says, as hundreds of processes import the same modules.
 # A worker that crashes ends the run: pytest-xdist 3.8 can wait for ever after it has replaced one (its issue 1323).
@@ -18,7 +20,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n logical --maxprocesses 4 -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test test-quick test-rest test-all mutants lint types docs clean
+.PHONY: help setup build install demo test test-quick test-rest test-all test-newest mutants lint types docs clean
 
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
@@ -38,6 +40,10 @@ test-rest: setup  ## the thorough tests: what `make test` leaves out
 test-all: test  ## all tests, one tier after the other (40 minutes on two cores)
 	@$(MAKE) --no-print-directory test-rest
 
+test-newest: setup $(NEWEST)/.done  ## datacache and link on the newest packages that pyproject.toml allows (3 minutes)
+	@PYTHONDONTWRITEBYTECODE= $(NEWEST)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup \
+		--max-worker-restart 0 -m "not thorough" tests/datacache tests/link
+
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
 	@$(RUN) -m tools.mutants --seed $(SEED)
 
@@ -55,11 +61,15 @@ docs: $(DOCS)/.done  ## the pages, in site/; a warning is an error
 
 setup: $(DONE)/package build  ## the virtual environment with all that the others need
 
+install:        ## into an environment of your own: make install PYTHON=ENV/bin/python
+	@test "$(origin PYTHON)" != file || { echo "Say into which environment: make install PYTHON=ENV/bin/python"; exit 1; }
+	@tools/install.sh "$(PYTHON)"
+
 build: $(DONE)/requirements  ## the native libraries, where their sources have changed
 	@$(RUN) setup.py --quiet build_ext --inplace
 
 clean:          ## removes all of it but the cached Horovod wheel
-	@rm -rf $(VENV) $(DOCS) site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
+	@rm -rf $(VENV) $(DOCS) $(NEWEST) site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(DOCS)/.done: requirements-docs.txt
@@ -67,9 +77,23 @@ $(DOCS)/.done: requirements-docs.txt
 	@$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r $<
 	@touch $@
 
+# TensorFlow alone is pinned, as the native libraries are compiled for it. What only the tests use is as in .venv.
+$(NEWEST)/.done: requirements.txt requirements-dev.txt pyproject.toml | $(DONE)/horovod
+	@$(PYTHON) -m venv --clear $(NEWEST)
+	@$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		>$(NEWEST)/requirements.txt
+	@grep -E '^(tensorflow-cpu|psutil|cloudpickle|PyYAML|packaging)==' requirements.txt >>$(NEWEST)/requirements.txt
+	@grep -E '^(pytest|pytest-xdist|hypothesis|scikit-image|scikit-learn|pillow)==' requirements-dev.txt \
+		>>$(NEWEST)/requirements.txt
+	@echo "Installing the newest packages that pyproject.toml allows into $(NEWEST) ..."
+	@$(NEWEST)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r $(NEWEST)/requirements.txt
+	@tools/horovod/build_wheel.sh $(NEWEST)/bin/python
+	@touch $@
+
 $(DONE)/environment:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or pass PYTHON=..."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "$(PYTHON) is neither Python 3.11, 3.12 nor 3.13."; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null || { echo "A C++17 compiler is missing: install g++, or pass CXX=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments: install python3.11-venv."; exit 1; }
 	@mkdir -p $(DONE) && touch $@
@@ -80,7 +104,7 @@ $(DONE)/requirements: requirements.txt requirements-dev.txt | $(DONE)/environmen
 	@touch $@
 
 $(DONE)/horovod: $(wildcard tools/horovod/*.sh) $(DONE)/requirements
-	@tools/horovod/build_wheel.sh $(CURDIR)/$(RUN)
+	@tools/horovod/build_wheel.sh $(RUN)
 	@touch $@
 
 $(DONE)/package: setup.py pyproject.toml $(DONE)/horovod

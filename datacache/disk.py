@@ -14,6 +14,7 @@ process may die by a signal or an `lmdb.Error`, and a sample may be missing, but
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -21,7 +22,7 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lmdb
@@ -42,6 +43,7 @@ READERS = 1024  # processes and threads that may read at the same time
 _SLACK = 16 << 20  # for the free list, and for copies of the tree that old readers still need
 _NEARLY_FULL = 64 << 20  # free bytes below which a failed write counts as a full disk
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OPENS_A_FILE_ONCE = int(lmdb.__version__.partition(".")[0]) >= 2  # and keeps no transaction for later
 _OF_LMDB = os.sysconf("SC_PAGE_SIZE")  # page size of the files that it creates
 _log = logging.getLogger(__name__)
 
@@ -93,16 +95,16 @@ class DiskLevel(Level):
             raise
 
     def holds(self, indices: np.ndarray) -> np.ndarray:
-        with self._environment().begin(buffers=True) as transaction:
+        with self._transaction() as transaction:
             return np.array([transaction.get(_KEY.pack(int(index))) is not None for index in indices], bool)
 
     def get(self, index: int) -> Record | None:
-        with self._environment().begin(buffers=True) as transaction:
+        with self._transaction() as transaction:
             return _record(transaction, index)
 
     def collect(self, indices: np.ndarray) -> list[Record | None]:
         """As `Level.collect`, in one transaction."""
-        with self._environment().begin(buffers=True) as transaction:
+        with self._transaction() as transaction:
             return [_whole_record(transaction, int(index)) for index in indices]
 
     def put(self, index: int, record: Record) -> bool:
@@ -149,9 +151,16 @@ class DiskLevel(Level):
         _set_size(self._path, size)
 
     def _environment(self) -> lmdb.Environment:
+        self._refuse_closed()
+        return _environments.get(self._path, self._size)
+
+    def _transaction(self, write: bool = False) -> contextlib.AbstractContextManager[lmdb.Transaction]:
+        self._refuse_closed()
+        return _environments.transaction(self._path, self._size, write)
+
+    def _refuse_closed(self) -> None:
         if self._use is None:
             raise ValueError(f"The level in {self._path} is closed.")
-        return _environments.get(self._path, self._size)
 
     def _keep(self, index: int, record: Record) -> bool:
         """Puts a record; False if it does not fit."""
@@ -177,11 +186,11 @@ class DiskLevel(Level):
         Raises:
             NoSpaceError: if the size, or the disk, is used up.
         """
-        environment = self._environment()
+        self._environment()  # opened here, as an error of that is not one of writing
         with files.locked(self._path / "writer"):
             try:
                 _mark(self._path)
-                with environment.begin(write=True) as transaction:
+                with self._transaction(write=True) as transaction:
                     change(transaction)
             except (lmdb.Error, OSError) as error:  # LMDB also reports a full disk as an I/O error
                 if not isinstance(error, lmdb.MapFullError) and _free(self._path) > _NEARLY_FULL:
@@ -191,43 +200,78 @@ class DiskLevel(Level):
 
 
 class _Environments:
-    """The LMDB environments of this process: each file open at most once, and none that a parent process has opened.
+    """The LMDB environments of this process: each file open at most once, and none used that a parent process opened.
 
     Only one process at a time opens or closes one: the last to close destroys LMDB's mutexes, and a process that opens
     meanwhile would use the destroyed ones (mdb_txn_begin: Invalid argument).
+
+    A forked child opens its own. It closes its parent's first if the binding opens no file twice in a process. This
+    leaves the parent's readers alone as long as no transaction was running at the fork and none was kept for later; so
+    a fork waits for the transactions of other threads, which are short. A binding older than that keeps one for later,
+    whatever it is told, and the parent's next reader would fail (MDB_BAD_RSLOT); there nothing is closed.
     """
 
     def __init__(self) -> None:
         self._users: dict[Path, int] = {}
         self._open: dict[Path, lmdb.Environment] = {}
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._forked)
+        self._inherited: dict[Path, lmdb.Environment] = {}
+        self._running: dict[int, int] = {}  # transactions by thread
+        self._changed = threading.Condition()
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._forked_in_parent, after_in_child=self._forked_in_child
+        )
 
     def add(self, path: Path) -> None:
-        with self._lock:
+        with self._changed:
             self._users[path] = self._users.get(path, 0) + 1
 
     def remove(self, path: Path) -> None:
-        with self._lock:
+        with self._changed:
             self._users[path] -= 1
             if self._users[path] == 0 and path in self._open:
                 with files.locked(path):
                     self._open.pop(path).close()
 
     def get(self, path: Path, size: int) -> lmdb.Environment:
-        with self._lock:
+        with self._changed:
             if path not in self._open:
                 with files.locked(path):
+                    if path in self._inherited:
+                        self._inherited.pop(path).close()
                     self._open[path] = _open(path, size)
             return self._open[path]
 
-    def _forked(self) -> None:
-        # They are never released, not even when the process ends: closing them would release the parent's own readers,
-        # whose next one would fail (MDB_BAD_RSLOT).
+    @contextlib.contextmanager
+    def transaction(self, path: Path, size: int, write: bool = False) -> Iterator[lmdb.Transaction]:
+        environment, thread = self.get(path, size), threading.get_ident()
+        with self._changed:
+            self._running[thread] = self._running.get(thread, 0) + 1
+        try:
+            with environment.begin(write=write, buffers=not write) as transaction:
+                yield transaction
+        finally:
+            with self._changed:
+                self._running[thread] -= 1
+                if not self._running[thread]:
+                    del self._running[thread]
+                self._changed.notify_all()
+
+    def _before_fork(self) -> None:
+        self._changed.acquire()
+        while self._running.keys() - {threading.get_ident()}:  # its own cannot end meanwhile
+            self._changed.wait()
+
+    def _forked_in_parent(self) -> None:
+        self._changed.release()
+
+    def _forked_in_child(self) -> None:
+        # They are not released when the process ends, as that would close them without the lock between processes.
         for environment in self._open.values():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment))
+        if _OPENS_A_FILE_ONCE:
+            self._inherited |= self._open
         self._open = {}
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
 
 _environments = _Environments()
@@ -257,7 +301,14 @@ def _whole_record(transaction: lmdb.Transaction, index: int) -> Record | None:
 def _open(path: Path, size: int) -> lmdb.Environment:
     try:
         environment = lmdb.open(
-            str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=READERS, mode=0o600
+            str(path),
+            map_size=size,
+            sync=False,
+            readahead=False,
+            meminit=False,
+            max_readers=READERS,
+            mode=0o600,
+            max_spare_txns=0,  # none is kept for later: see _Environments
         )
     except lmdb.Error as error:
         raise _unopened(path, size, error) from None

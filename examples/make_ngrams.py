@@ -95,7 +95,7 @@ def sources(folders: Iterable[Path], fewest: int, seed: int) -> list[Source]:
         for path in sorted(folder.rglob("*.py")):
             content = _content(path)
             if content is not None and len(content) >= fewest:
-                digest = xxhash.xxh3_128_hexdigest(content)
+                digest = xxhash.xxh3_128_hexdigest(content.encode())
                 found.setdefault(digest, Source(path, is_test(path.relative_to(folder)), digest))
     return sorted(found.values(), key=lambda source: (drawn("order", seed, source), source.digest))
 
@@ -116,7 +116,7 @@ def is_test(name: PurePath) -> bool:
 
 def drawn(purpose: str, seed: int, source: Source) -> float:
     """A number in [0, 1) that depends on a file's content, the seed and the purpose."""
-    return xxhash.xxh3_64_intdigest(f"{purpose} {seed} {source.digest}") / 2**64
+    return xxhash.xxh3_64_intdigest(f"{purpose} {seed} {source.digest}".encode()) / 2**64
 
 
 def crc32_of_ngrams(text: str) -> np.ndarray:
@@ -148,8 +148,9 @@ def write(path: Path, files: Iterable[Source], options: argparse.Namespace) -> W
             label = 1 if source.is_test != turned else -1
             text = source.path.read_text(encoding="utf8")[: options.characters]
             written, count = line(label, text, options.dimensions)
-            file.write(written.encode())
-            digest.update(written)
+            encoded = written.encode()
+            file.write(encoded)
+            digest.update(encoded)
             samples, positive, nonzeros = samples + 1, positive + (label > 0), nonzeros + count
     return Written(samples, positive, nonzeros, digest.hexdigest())
 

@@ -10,6 +10,8 @@ import pytest
 
 import datacache
 from datacache import counters
+from datacache.disk import DiskLevel
+from datacache.levels import Record
 
 COUNT = 60
 LIMIT = 120  # seconds; a child needs one, so after this it hangs
@@ -71,3 +73,37 @@ def test_nothing_is_counted_twice(cache, tmp_path):
     in_child(cache.close)
     in_child(lambda: cache.counters.save(tmp_path / "stats"))
     assert counters.total(tmp_path / "stats") == {}
+
+
+def test_children_that_are_forked_amid_reads_and_writes_harm_neither_side(tmp_path):
+    level, ended = DiskLevel(tmp_path / "level", 1 << 20), threading.Event()
+    faults = []
+
+    def work(first):
+        try:
+            index = first
+            while not ended.is_set():
+                assert level.put(index % COUNT, Record(b"%d" % (index % COUNT), index % COUNT))
+                assert level.get(first) == Record(b"%d" % first, first)
+                index += 1
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(5):
+
+            def read_and_write(index=COUNT + number):
+                assert level.put(index, Record(b"child", index)) and level.get(index) == Record(b"child", index)
+                in_child(lambda: level.drop(index))
+
+            in_child(read_and_write)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert not faults
+    assert level.collect(np.arange(COUNT, COUNT + 5)) == [None] * 5
+    level.close()
