@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
+
+from examples import extras
 
 
 class Digits(NamedTuple):
@@ -20,7 +21,7 @@ class Digits(NamedTuple):
 
 def load(seed: int) -> Digits:
     """Splits the digits into two halves at random, by a seed."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = extras.need("sklearn.datasets").load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32").reshape(-1, 8, 8, 1)
     order = np.random.default_rng(seed).permutation(len(labels))
     train, test = np.array_split(order, 2)

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+
+from examples import extras
+
+Image = extras.need("PIL.Image")
 
 _SHIPPED = {
     "skimage": "data",
@@ -169,5 +172,7 @@ def _half(photograph: Image.Image, half: str | None) -> Image.Image:
 def _folder(package: str) -> Path:
     found = importlib.util.find_spec(package)
     if found is None or not found.origin:
-        raise ImportError(f"The photographs come with {package}, which is not installed: see requirements-dev.txt.")
+        raise ImportError(
+            f"The photographs come with {package}, which is not installed: run `pip install '.[examples]'`."
+        )
     return Path(found.origin).parent / _SHIPPED[package]

@@ -16,7 +16,7 @@ OUTSIDE = {  # path in the repository -> page
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "examples/horovod/README.md": "examples/horovod.md",
+    "examples/from_horovod/README.md": "examples/from_horovod.md",
     "examples/launch/README.md": "examples/launch.md",
 }
 RESULTS = "benchmarks/results"

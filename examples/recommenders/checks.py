@@ -22,13 +22,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse
-from sklearn.linear_model import LogisticRegression
 
-from examples import recommender
+from examples import extras, recommender
 from examples.recommenders.packages import CATEGORIES, NUMBERS
 from examples.recommenders.scores import Scores
 from examples.recommenders.tables import InMemory, Table, Task
+
+sparse = extras.need("scipy.sparse")
+LogisticRegression = extras.need("sklearn.linear_model").LogisticRegression
 
 _BINS = 50  # per numeric feature
 _DRAWS = 1_000

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 import numpy as np
-import sacrebleu
 import tensorflow as tf
 
+from examples import extras
 from examples.text.vocabulary import BEGIN, END, PAD
+
+sacrebleu = extras.need("sacrebleu")
 
 _NEVER = -1e9  # log-probability of excluded pieces, instead of -inf, whose differences would be NaN
 

@@ -6,7 +6,10 @@ import io
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import sentencepiece
+
+from examples import extras
+
+sentencepiece = extras.need("sentencepiece")
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 _COVERAGE = 0.9998  # of the characters; rarer ones are encoded as bytes

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
 import datacache
+from examples import extras
+
+Image = extras.need("PIL.Image")
 
 _NAMES = {"train": ("train",), "val": ("val", "validation")}
 _RECORDS = "*.tfrecord*"

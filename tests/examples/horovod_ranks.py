@@ -35,7 +35,7 @@ def run(name: str, arguments: tuple[str, ...], folder: str) -> None:
     sys.argv = [name, *(argument.replace("{0}", f"{folder}/{name}") for argument in arguments)]
     print(f"began {name}", flush=True)
     try:
-        importlib.import_module(f"examples.horovod.{name}").main()
+        importlib.import_module(f"examples.from_horovod.{name}").main()
     except Exception:
         print(f"failed {name}\n{traceback.format_exc()}", flush=True)
     else:

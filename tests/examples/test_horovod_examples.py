@@ -1,4 +1,4 @@
-"""Each of examples/horovod on two ranks; they share one launch, as that is most of the cost of a short run."""
+"""Each of examples/from_horovod on two ranks; they share one launch, as that is most of the cost of a short run."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pathlib
 import runpy
 import sys
 
-from examples.horovod.data import Images, load_mnist
+from examples.from_horovod.data import Images, load_mnist
 
 
 def load_digits(path: str = "") -> tuple[Images, Images]:

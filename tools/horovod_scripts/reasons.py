@@ -18,7 +18,7 @@ class Reason:
 
 ELASTIC = (
     "Ranks that come and go while a job runs are not supported: `hvd.elastic` raises an error that says so, and a job "
-    "changes its number of ranks by a restart, as in `examples/horovod/tensorflow2_keras_mnist_restart.py`."
+    "changes its number of ranks by a restart, as in `examples/from_horovod/tensorflow2_keras_mnist_restart.py`."
 )
 
 REASONS = (

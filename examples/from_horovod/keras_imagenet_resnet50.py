@@ -1,6 +1,6 @@
 """ResNet-50 on image folders, with warm-up, a stepped learning rate and resume: Horovod's keras_imagenet_resnet50.py.
 
-    horovodrun -np 2 python -m examples.horovod.keras_imagenet_resnet50
+    horovodrun -np 2 python -m examples.from_horovod.keras_imagenet_resnet50
 
 `# <-` marks lines that differ from a script for Horovod. Without --train-dir it writes a few photographs to a folder of
 its own, and uses small images, so that it ends within a minute.
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.keras as hvd
 from examples import photographs
-from examples.horovod.models import model_by_name
+from examples.from_horovod.models import model_by_name
 
 
 def arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """Images per second of a custom loop on random images: Horovod's tensorflow2_synthetic_benchmark.py.
 
-    horovodrun -np 2 python -m examples.horovod.tensorflow2_synthetic_benchmark
+    horovodrun -np 2 python -m examples.from_horovod.tensorflow2_synthetic_benchmark
 
 `# <-` marks lines that differ from a script for Horovod.
 """
@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.tensorflow as hvd
-from examples.horovod.data import random_images
-from examples.horovod.models import model_by_name
+from examples.from_horovod.data import random_images
+from examples.from_horovod.models import model_by_name
 
 CLASSES = 1000
 

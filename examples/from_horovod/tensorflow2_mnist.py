@@ -1,6 +1,6 @@
 """Digits in a custom training loop: Horovod's tensorflow2_mnist.py; `# <-` marks lines that differ from it.
 
-horovodrun -np 2 python -m examples.horovod.tensorflow2_mnist
+horovodrun -np 2 python -m examples.from_horovod.tensorflow2_mnist
 """
 
 import argparse
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.tensorflow as hvd
-from examples.horovod.data import load_mnist
+from examples.from_horovod.data import load_mnist
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Digits with warm-up, distorted images and averaged metrics: Horovod's keras_mnist_advanced.py.
 
-    horovodrun -np 2 python -m examples.horovod.keras_mnist_advanced
+    horovodrun -np 2 python -m examples.from_horovod.keras_mnist_advanced
 
 `# <-` marks lines that differ from a script for Horovod.
 """
@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.keras as hvd
-from examples.horovod.data import load_mnist
+from examples.from_horovod.data import load_mnist
 
 CLASSES = 10
 

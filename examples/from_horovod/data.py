@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_digits
+
+from examples import extras
 
 TRAIN = 1500
 Images = tuple[np.ndarray, np.ndarray]
@@ -11,7 +12,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 def load_mnist() -> tuple[Images, Images]:
     """The 1,797 digits in the form of Keras's MNIST: images [count, 28, 28] and labels [count], both uint8."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = extras.need("sklearn.datasets").load_digits(return_X_y=True)
     images = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     images = np.pad(images.repeat(3, axis=1).repeat(3, axis=2), [(0, 0), (2, 2), (2, 2)])
     order = np.random.default_rng(0).permutation(len(labels))

@@ -1,6 +1,6 @@
 """Digits with `fit` and a minimum of code: Horovod's keras_mnist.py; `# <-` marks lines that differ from it.
 
-horovodrun -np 2 python -m examples.horovod.keras_mnist
+horovodrun -np 2 python -m examples.from_horovod.keras_mnist
 """
 
 import argparse
@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.keras as hvd
-from examples.horovod.data import load_mnist
+from examples.from_horovod.data import load_mnist
 
 CLASSES = 10
 
