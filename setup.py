@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 OBJECTS = ROOT / "build" / "native"
 CXX = os.environ.get("CXX", "c++")
 NVCC = os.environ.get("NVCC", "nvcc")
+OLDEST_TENSORFLOW = (2, 21)  # the sources for GPUs use names that 2.20 does not have
 WITH_CUDA = shutil.which(NVCC) is not None and os.environ.get("HVD_SPARSE_WITH_CUDA", "1") != "0"
 # No contraction to fused multiply-adds and no -march: results must not depend on the machine that compiles.
 CXX_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fno-semantic-interposition", "-Wall", "-Wextra"]
@@ -82,6 +85,21 @@ LIBRARIES = (
 )
 
 
+class Build(build):
+    """`build` that begins with an empty folder: a wheel would contain modules that were deleted since the last one."""
+
+    def run(self):
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class NamedWheel(bdist_wheel):
+    """A wheel for every Python 3 that the metadata allow: TensorFlow and ctypes load the libraries, not Python."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
 class BuildLibraries(build_ext):
     """`build_ext` that compiles by object file, in parallel, and renames each finished library into its place."""
 
@@ -112,6 +130,7 @@ class BuildLibraries(build_ext):
 
 def build_tensorflow(sources, target):
     tensorflow = find_tensorflow()
+    refuse_old(tensorflow.version)
     register = [*CXX_FLAGS]
     for include in ("", "external/highwayhash", "external/farmhash_archive/src"):
         register += ["-isystem", str(Path(tensorflow.include, include))]
@@ -161,11 +180,20 @@ def find_tensorflow():
         sys.exit(
             f"hvd_sparse is compiled against TensorFlow, which {sys.executable} cannot import "
             f"({found.stderr.strip()[-300:]}). Install it first (pip install tensorflow==2.21.0, or "
-            "tensorflow-cpu), then: pip install --no-build-isolation ."
+            "tensorflow-cpu==2.21.0), then try again."
         )
     answer = json.loads(found.stdout.splitlines()[-1])
     write_renamed(cache, json.dumps({"stamp": stamp_of(answer["include"]), "answer": answer}))
     return TensorFlow(**answer)
+
+
+def refuse_old(version):
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TENSORFLOW:
+        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+        sys.exit(
+            f"hvd_sparse works with TensorFlow {oldest}, and {sys.executable} has {version}: install "
+            f"tensorflow=={oldest}.0, or tensorflow-cpu=={oldest}.0, then try again."
+        )
 
 
 def stamp_of(include):
@@ -261,7 +289,7 @@ def write_renamed(path, text):
 
 
 setup(
-    cmdclass={"build_ext": BuildLibraries},
+    cmdclass={"bdist_wheel": NamedWheel, "build": Build, "build_ext": BuildLibraries},
     ext_modules=[
         Extension(library.module, [str(source.relative_to(ROOT)) for source in library.sources])
         for library in LIBRARIES

@@ -349,7 +349,7 @@ def _library() -> Any:
     if built_for != tf.__version__:
         raise ImportError(
             f"datacache's operations were compiled for TensorFlow {built_for}, this is TensorFlow {tf.__version__}: "
-            "compile them again with `pip install --no-build-isolation --force-reinstall --no-deps .` in the source."
+            "compile them again with `pip install --force-reinstall --no-deps .` in the source."
         )
     return tf.load_op_library(str(_LIBRARY))
 

@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL:
     if not _LIBRARY.exists():
         raise ImportError(
             f"datacache's native library is not compiled ({_LIBRARY} is missing): run `make build` or `python setup.py "
-            "build_ext --inplace` in the source, or install the package with `pip install --no-build-isolation .`."
+            "build_ext --inplace` in the source, or install the package with `pip install .`."
         )
     loaded = ctypes.CDLL(str(_LIBRARY))
     for name, (result, arguments) in _FUNCTIONS.items():

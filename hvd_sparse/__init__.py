@@ -11,11 +11,12 @@ Horovod's functions and classes keep their names; see README.md for the rest.
 """
 
 from hvd_sparse import _command  # isort: skip - first: see there
-from hvd_sparse import _dependencies, _logging
+from hvd_sparse import _compiled, _dependencies, _logging
 from hvd_sparse._version import __version__ as __version__
 
 _logging.prepare()
 if _command.running() != _command.DOCTOR:  # which also runs where the rest cannot be imported, and says why
+    _compiled.check()
     with _dependencies.explained():
         from hvd_sparse import _moved
         from hvd_sparse.keras import *  # noqa: F403 - the names are listed there

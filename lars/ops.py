@@ -262,7 +262,7 @@ def _load() -> ModuleType:
     if built_for != tf.__version__:
         raise ImportError(
             f"lars's operations were compiled for TensorFlow {built_for}, this is TensorFlow {tf.__version__}: "
-            "compile them again with `pip install --no-build-isolation --force-reinstall --no-deps .` in the source."
+            "compile them again with `pip install --force-reinstall --no-deps .` in the source."
         )
     library = tf.load_op_library(str(_LIBRARY))
     for operation in _OPERATIONS:
@@ -276,7 +276,7 @@ def _built_for() -> str:
     except FileNotFoundError:
         raise ImportError(
             f"lars's operations are not compiled ({_LIBRARY} is missing): run `make build` or `python setup.py "
-            "build_ext --inplace` in the source, or install the package with `pip install --no-build-isolation .`."
+            "build_ext --inplace` in the source, or install the package with `pip install .`."
         ) from None
 
 

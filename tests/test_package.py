@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -25,6 +27,7 @@ SOURCES = (
     "lars",
     "link",
     "ops",
+    "tools/horovod",
 )
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
@@ -51,10 +54,21 @@ def wheel(tmp_path_factory):
         shutil.copytree(source, copy / name, ignore=without) if source.is_dir() else shutil.copy2(source, copy / name)
     if (ROOT / "build" / "native").exists():
         shutil.copytree(ROOT / "build" / "native", copy / "build" / "native")
+    use(copy)
     wheels = copy / "wheels"
     run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."], copy)
     (built,) = wheels.iterdir()
     return built
+
+
+def use(checkout):
+    """Leaves what a used checkout has: modules of an earlier build, since deleted, and tests."""
+    platform = f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    for folder in ("lib", platform):
+        (checkout / "build" / folder / "hvd_sparse").mkdir(parents=True)
+        (checkout / "build" / folder / "hvd_sparse" / "deleted_since.py").touch()
+    (checkout / "tests").mkdir()
+    (checkout / "tests" / "test_stray.py").touch()
 
 
 def run(command, folder, **environment):
@@ -63,9 +77,10 @@ def run(command, folder, **environment):
     return done.stdout
 
 
-def test_the_wheel_is_named_after_its_platform(wheel):
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert wheel.name.startswith(f"hvd_sparse-0.1.0-{python}-{python}-linux_")
+def test_the_wheel_is_for_every_python_and_named_after_its_platform(wheel):
+    assert wheel.name.startswith("hvd_sparse-0.1.0-py3-none-linux_")
+    metadata = zipfile.ZipFile(wheel).read("hvd_sparse-0.1.0.dist-info/METADATA").decode()
+    assert "Requires-Python: <3.14,>=3.11\n" in metadata
 
 
 def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
@@ -78,6 +93,16 @@ def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
     carried = {name for name in names if ".dist-info/" not in name}
     assert carried - {"hvd_sparse/_cuda.so", "lars/_cuda.so"} == modules | native | beside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_source_archive_has_what_builds_and_no_tests(wheel):
+    sources = wheel.parents[1]
+    run([sys.executable, "setup.py", "--quiet", "sdist"], sources)
+    (archive,) = (sources / "dist").iterdir()
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"setup.py", "ops/common/op_support.h", "tools/horovod/build_wheel.sh"} <= names
+    assert not [name for name in names if name.startswith("tests/") or name.endswith(".so")]
 
 
 def test_the_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):

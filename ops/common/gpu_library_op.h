@@ -41,7 +41,7 @@ bool load_cuda(const char* consequence, Functions* functions) {
   }
   if (functions->find_all(library)) return true;
   LOG(WARNING) << consequence << ": " << path << " does not belong to this _ops.so. Build both anew: "
-               << "pip install --no-build-isolation --force-reinstall --no-deps .";
+               << "pip install --force-reinstall --no-deps .";
   dlclose(library);
   return false;
 }
