@@ -176,6 +176,17 @@ check_command() {
     fi
 }
 
+# Ranks that MPI starts end by a segmentation fault if their Horovod was built without it.
+check_mpi() {
+    [[ $(basename "${COMMAND[0]}") == python* ]] || return 0
+    local answer
+    answer=$("${COMMAND[0]}" -c 'import horovod.tensorflow as hvd; print("MPI:", hvd.mpi_built())' 2>&1) \
+        || fail "${COMMAND[0]} cannot import Horovod: ${answer##*$'\n'}"
+    [[ $answer == *"MPI: True"* ]] || fail "the Horovod of ${COMMAND[0]} was built without MPI: install Open MPI with its" \
+        "headers (on Debian openmpi-bin and libopenmpi-dev) and run tools/horovod/build_wheel.sh ${COMMAND[0]}, or start" \
+        "the ranks with horovodrun.sh, which needs no MPI."
+}
+
 # Finds a program that comes with Horovod: beside the command's Python, or else on the PATH.
 beside_python() {
     local beside

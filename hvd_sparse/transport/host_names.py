@@ -1,8 +1,8 @@
 """Checks before Horovod starts whether the hosts of a job can find each other by their own names.
 
-Gloo listens at the address that a host's own name resolves to. If that is the loopback address, ranks on other hosts
-cannot connect, and Horovod's start-up hangs or aborts. So the ranks compare addresses first, and all of them get the
-same error.
+Gloo listens at the address that a host's own name resolves to. If there is none, processes on that host end by a
+signal. If it is the loopback address, ranks on other hosts cannot connect, and Horovod's start-up hangs or
+aborts. So the ranks compare addresses first, and all of them get the same error.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from horovod.tensorflow import mpi_built
+
 from hvd_sparse.transport.launcher_store import Store
 
 SCOPE = "hvd_sparse_host_names"
 
 
 def check() -> None:
-    """Raises an error in a job of several machines if a host's own name resolves to its loopback address.
+    """Raises an error if a host's own name does not resolve, or, in a job of several machines, to its loopback address.
 
-    A collective of all ranks that horovodrun has started with Gloo; otherwise nothing is checked. Two requests to the
-    launcher for each rank, and one for each host.
+    A collective of all ranks, if horovodrun has started them on several hosts: two requests to the launcher for each
+    rank, and one for each host. Otherwise each process looks at its own host. With MPI nothing is checked.
 
     Raises:
         ValueError: on every rank, naming the hosts and what to do.
     """
     job, store = os.environ, Store.of_job(SCOPE)
     hosts = int(job.get("HOROVOD_CROSS_SIZE", "1"))
-    if hosts == 1 or store is None:
+    if not _by_gloo():
         return
-    if job.get("HOROVOD_LOCAL_RANK") == "0":
-        store.put(job["HOROVOD_CROSS_RANK"], describe())
-    verdict = store.verdict(hosts, lambda reports: fault([report for report in reports if report]))
+    if hosts == 1 or store is None:
+        verdict = fault([describe()])
+    else:
+        if job.get("HOROVOD_LOCAL_RANK") == "0":
+            store.put(job["HOROVOD_CROSS_RANK"], describe())
+        verdict = store.verdict(hosts, lambda reports: fault([report for report in reports if report]))
     if verdict:
         raise ValueError(verdict)
 
@@ -43,17 +48,29 @@ def own() -> str:
 
 
 def describe() -> dict[str, str | None]:
-    """This machine's identity, and its own name and address if that is a loopback address."""
+    """This machine's identity, its own name if that has no address, and both if that is a loopback address."""
     name = socket.gethostname()
     try:
-        address = socket.gethostbyname(name)
+        addresses = [str(found[4][0]) for found in socket.getaddrinfo(name, None)]
     except OSError:
-        address = ""
-    return {"machine": _machine(), "loopback": f"{name} -> {address}" if address.startswith("127.") else None}
+        return {"machine": _machine(), "unknown": name, "loopback": None}
+    address = next((each for each in addresses if "." in each), "")  # of IPv4
+    return {
+        "machine": _machine(),
+        "unknown": None,
+        "loopback": f"{name} -> {address}" if address.startswith("127.") else None,
+    }
 
 
 def fault(reports: Sequence[dict[str, Any]]) -> str | None:
     """What is wrong with the hosts that sent these reports; None if they can find each other."""
+    unknown = sorted({report["unknown"] for report in reports if report["unknown"]})
+    if unknown:
+        return (
+            f"A host's own name does not resolve there ({', '.join(unknown)}), and Gloo, which connects ranks, needs "
+            "its address: write the host's network address and this name into its /etc/hosts (127.0.0.1 will do if all "
+            "ranks run on one host), or start the job with MPI."
+        )
     faulty = sorted({report["loopback"] for report in reports if report["loopback"]})
     if not faulty or len({report["machine"] for report in reports}) == 1:
         return None
@@ -62,6 +79,12 @@ def fault(reports: Sequence[dict[str, Any]]) -> str | None:
         "reach it: give the name the host's network address in /etc/hosts on every host (Debian writes 127.0.1.1 "
         "there), or start the job with MPI."
     )
+
+
+def _by_gloo() -> bool:
+    """Whether Gloo is to connect the ranks: as the launcher says, and without one if Horovod has no MPI."""
+    controller = os.environ.get("HOROVOD_CONTROLLER")
+    return controller == "gloo" if controller else not mpi_built()
 
 
 def _machine() -> str:

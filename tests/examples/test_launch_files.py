@@ -188,13 +188,14 @@ def test_a_command_that_is_not_there_is_refused(command, reason):
 
 # ---- mpirun ----
 
+WITH_MPI, TRAIN_MPI = "echo MPI: True", ["python", *TRAIN[1:]]  # a Python whose Horovod has MPI
 OPEN_MPI = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; else printf "%s\\n" "$@"; fi'
 
 
 def test_mpirun_gets_the_flags_of_horovods_manual(programs):
-    environment = {**programs(mpirun=OPEN_MPI), "HVD_SPARSE_LOCAL_SIZE": "2", "UNRELATED": "x"}
+    environment = {**programs(mpirun=OPEN_MPI, python=WITH_MPI), "HVD_SPARSE_LOCAL_SIZE": "2", "UNRELATED": "x"}
     arguments = ["-H", "10.0.0.1:2,10.0.0.2:2", "--network-interfaces", "eth7", "--ssh-port", "2222"]
-    commands, _ = dry("mpirun.sh", *arguments, environment=environment)
+    commands, _ = dry("mpirun.sh", *arguments, environment=environment, train=TRAIN_MPI)
     variables = dict(words[1].split("=", 1) for words in commands if words[0] == "export")
     assert variables["HOROVOD_FUSION_THRESHOLD"] == str(2**20) and variables["HOROVOD_CONTROLLER"] == "mpi"
     command = commands[-1]
@@ -210,12 +211,12 @@ def test_mpirun_gets_the_flags_of_horovods_manual(programs):
     }
     handed_on = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
     assert {"PATH", "HVD_SPARSE_LOCAL_SIZE", "HOROVOD_CYCLE_TIME", "NCCL_SOCKET_IFNAME"} <= handed_on
-    assert "UNRELATED" not in handed_on and command[-5:] == TRAIN
+    assert "UNRELATED" not in handed_on and command[-5:] == TRAIN_MPI
 
 
 def test_many_hosts_are_started_by_mpirun_itself(programs):
     hosts = ",".join(f"10.0.0.{number}:1" for number in range(1, 65))
-    commands, _ = dry("mpirun.sh", "-H", hosts, environment=programs(mpirun=OPEN_MPI))
+    commands, _ = dry("mpirun.sh", "-H", hosts, environment=programs(mpirun=OPEN_MPI, python=WITH_MPI), train=TRAIN_MPI)
     assert "plm_rsh_no_tree_spawn" in commands[-1] and value(commands[-1], "plm_rsh_num_concurrent") == "64"
 
 
@@ -267,12 +268,12 @@ def test_a_copy_of_the_file_elsewhere_finds_the_others(programs, tmp_path):
 
 
 def test_srun_starts_ranks_with_mpi(programs):
-    environment = {**programs(scontrol=SCONTROL, srun="exit 1"), **ALLOCATION}
-    commands, _ = dry("slurm.sh", "--launcher", "srun", "--mpi", "pmi2", environment=environment)
+    environment = {**programs(scontrol=SCONTROL, srun="exit 1", python=WITH_MPI), **ALLOCATION}
+    commands, _ = dry("slurm.sh", "--launcher", "srun", "--mpi", "pmi2", environment=environment, train=TRAIN_MPI)
     command = commands[-1]
     assert command[0] == "srun" and value(command, "--mpi") == "pmi2"
     assert (value(command, "--nodes"), value(command, "--ntasks")) == ("2", "8")
-    assert ["export", "HOROVOD_CONTROLLER=mpi"] in commands and command[-5:] == TRAIN
+    assert ["export", "HOROVOD_CONTROLLER=mpi"] in commands and command[-5:] == TRAIN_MPI
 
 
 @pytest.mark.parametrize(

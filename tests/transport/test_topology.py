@@ -14,9 +14,10 @@ from hvd_sparse.transport import host_names, launcher_store, nodes
 from hvd_sparse.transport.launcher_store import Store
 from tests.parallel.launch import ROOT
 
-HERE = {"machine": "here", "loopback": None}
-THERE = {"machine": "there", "loopback": None}
-LOOPBACK = {"machine": "there", "loopback": "there -> 127.0.1.1"}
+HERE = {"machine": "here", "unknown": None, "loopback": None}
+THERE = {"machine": "there", "unknown": None, "loopback": None}
+LOOPBACK = {"machine": "there", "unknown": None, "loopback": "there -> 127.0.1.1"}
+UNKNOWN = {"machine": "nowhere", "unknown": "nowhere", "loopback": None}
 
 
 def places(hosts, local_size=None):
@@ -89,6 +90,12 @@ def test_hosts_that_find_each_other_are_let_through(reports):
 def test_a_loopback_name_among_several_machines_is_named_with_a_remedy(reports):
     text = host_names.fault(reports)
     assert "there -> 127.0.1.1" in text and "/etc/hosts on every host" in text
+
+
+@pytest.mark.parametrize("reports", [[UNKNOWN], [HERE, UNKNOWN], [LOOPBACK, HERE, UNKNOWN]])
+def test_a_name_without_an_address_is_named_with_a_remedy_even_on_one_machine(reports):
+    text = host_names.fault(reports)
+    assert "does not resolve there (nowhere)" in text and "its /etc/hosts" in text
 
 
 @pytest.fixture
