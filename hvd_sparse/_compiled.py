@@ -24,7 +24,8 @@ def check() -> None:
     way_out = f", or start the script from another folder: hvd_sparse is installed in {elsewhere}" if elsewhere else ""
     raise ImportError(
         f"hvd_sparse was imported from {_LIBRARY.parent.parent}, where its operations are not compiled ({_LIBRARY} is "
-        f"missing): run `make build` there, or `pip install .` to install it into an environment of yours{way_out}."
+        "missing): run `make build` there, or `make install PYTHON=ENV/bin/python` to install it into your own "
+        f"environment{way_out}."
     )
 
 
