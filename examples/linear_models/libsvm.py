@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-
-from examples import extras
-
-sparse = extras.need("scipy.sparse")
-load_svmlight_file = extras.need("sklearn.datasets").load_svmlight_file
+from scipy import sparse
+from sklearn.datasets import load_svmlight_file
 
 _BLOCK = 2**25  # bytes parsed at a time
 _SHOWN = 60  # bytes of a bad line in an error message
