@@ -16,7 +16,7 @@ def need(module: str) -> ModuleType:
     """
     package = module.partition(".")[0]
     try:
-        return importlib.import_module(module)
+        importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
@@ -25,3 +25,4 @@ def need(module: str) -> ModuleType:
             "in the checkout, which installs what the examples use.",
             name=package,
         ) from None
+    return importlib.import_module(module)
