@@ -109,6 +109,13 @@ def an_older_tensorflow(place: Place) -> None:
     _require("2.21" in printed and "2.20.0" in printed, printed)
 
 
+def make_setup(place: Place) -> None:
+    """What it makes runs, in a folder whose name has a space."""
+    place.run("make", "setup", f"PYTHON={place.python}")
+    printed = place.run(place.sources / ".venv" / "bin" / "python", "examples/keras_digits.py", *DIGITS)
+    _require("test accuracy" in printed, printed)
+
+
 TRIALS: tuple[Callable[[Place], None], ...] = (
     an_empty_environment,
     make_install,
@@ -119,6 +126,7 @@ TRIALS: tuple[Callable[[Place], None], ...] = (
     a_source_archive,
     an_example_without_its_packages,
     an_older_tensorflow,
+    make_setup,
 )
 
 
