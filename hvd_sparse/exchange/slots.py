@@ -5,6 +5,7 @@ This file and `keras/hooks.py` are the only ones that depend on Keras's internal
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -147,6 +148,7 @@ def twin(
     """
     base: Any = optimizer.__class__
     reference = weakref.ref(optimizer)
+    taken: collections.Counter[str] = collections.Counter()
 
     class Twin(base):
         iterations = property(lambda self: alive(reference).iterations if steps is None else steps)
@@ -157,6 +159,10 @@ def twin(
         def add_variable_from_reference(self, reference_variable, name=None, initializer="zeros"):
             full_name = f"{reference_variable.name}_{name}"
             return self.add_variable(reference_variable.shape, initializer, reference_variable.dtype, name=full_name)
+
+        def add_variable(self, *args, name, **options):
+            taken[name] += 1  # Adafactor gives one name to two slots, and a saved state has names
+            return base.add_variable(self, *args, name=f"{name}_{taken[name]}" if taken[name] > 1 else name, **options)
 
         def assign(self, variable, value):
             variable.assign(value)

@@ -281,12 +281,17 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             if not self.exchange.takes_over:
                 base._backend_update_step(self, means, trainable_variables, learning_rate)
                 return
-            taken = sender_side.taking_over(self.exchange, trainable_variables, slots.names(self))
+            names, held = slots.names(self), slots.momenta(self)
+            taken = sender_side.taking_over(self.exchange, trainable_variables, names)
             triples = list(zip(means, trainable_variables, taken, strict=True))
             if self.exchange.sends_updates:
                 local_optimizer.lower(self, triples, learning_rate)
                 return
-            with momentum.left_out(self):
+            empty = [held[names[id(each)]] for _, each, over in triples if over and names[id(each)] in held]
+            with (
+                tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)),
+                momentum.left_out(self, empty),
+            ):
                 apply([(mean, variable) for mean, variable, over in triples if over], learning_rate)
             apply([(mean, variable) for mean, variable, over in triples if not over], learning_rate)
 

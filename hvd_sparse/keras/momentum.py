@@ -17,7 +17,7 @@ import contextvars
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import keras
@@ -155,8 +155,13 @@ def _densities(recipe: Aggregator) -> list[float]:
 
 
 @contextlib.contextmanager
-def left_out(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Context in which the optimizer has no momentum, while a step is traced."""
+def left_out(optimizer: keras.optimizers.Optimizer, taken: Iterable[Any]) -> Iterator[None]:
+    """Context in which the optimizer has no momentum, while a step is traced.
+
+    Args:
+        optimizer: whose momentum the exchange keeps.
+        taken: the slots of it for the variables of this step, which are empty when the step begins.
+    """
     name = _attribute(optimizer)
     if not name:
         yield
@@ -165,6 +170,9 @@ def left_out(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     try:
         setattr(optimizer, name, 0.0)
         with own_writes():
+            if name == "beta_1":  # Keras adds g - m to m, which rounds by what m was
+                for slot in taken:
+                    slot.assign(tf.zeros(slot.shape, slot.dtype))
             yield
     finally:
         setattr(optimizer, name, value)
