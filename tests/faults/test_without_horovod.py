@@ -1,5 +1,7 @@
 """Bugs in importing hvd_sparse where Horovod is missing, or hidden by a folder of its name."""
 
+import shutil
+
 import pytest
 
 from tests.faults import environments
@@ -29,8 +31,7 @@ def test_the_error_names_the_folder_that_is_found_instead(packages):
     try:
         status, lines = imported(packages)
     finally:
-        (hiding / "__init__.py").unlink()
-        hiding.rmdir()
+        shutil.rmtree(hiding)
     assert status == 1 and str(hiding) in lines[-1]
 
 

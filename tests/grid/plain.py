@@ -86,11 +86,22 @@ class _Part:
                 self._apply(rank, means[rank])
             return
         before = [[each.numpy() for each in own] for own in self.variables]
-        for rank in range(len(self.variables)):
+        for rank, own in enumerate(self.variables):
+            for number, variable in enumerate(own):
+                if means[rank][number] is not None and not self._is_combined(number):
+                    variable.assign(variable.numpy() * np.float32(1 - self.decay * self._rate))
             self._apply(rank, means[rank])
-        for number, (local, rows) in enumerate(zip(self.local, self.rows, strict=True)):
-            if not local and not rows and self.sums[0][number] is not None:
+        for number, sums in enumerate(self.sums[0]):
+            if self._is_combined(number) and sums is not None:
                 self._combine(number, [own[number] for own in before])
+
+    @property
+    def _rate(self) -> float:
+        return float(_inner(self.optimizers[0]).learning_rate)
+
+    def _is_combined(self, number: int) -> bool:
+        """Whether each node makes an update of a variable, and the nodes apply the mean of these."""
+        return not self.local[number] and not self.rows[number]
 
     def _means(self, rank: int, divisor: float) -> list[Any]:
         """What the optimizer of a rank gets for each variable."""
@@ -125,8 +136,7 @@ class _Part:
         local = RECIPES[self.cell.recipe].applies == LOCAL
         begins = [self.shared[number]] * len(before) if local else before
         moved = [old - own[number].numpy() for old, own in zip(begins, self.variables, strict=True)]
-        rate = float(_inner(self.optimizers[0]).learning_rate)
-        shared = begins[0] - begins[0] * np.float32(self.decay * rate)
+        shared = begins[0] - begins[0] * np.float32(self.decay * self._rate)
         if not local or self.steps % EVERY == 0:
             shared = shared - self._lowered(number, np.mean(moved, axis=0))
             moved = [np.zeros_like(shared)] * len(moved)
