@@ -112,11 +112,8 @@ def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | No
         ValueError: if its variables are not those of the optimizer.
     """
     taken = take_up(path, of, own_variables)
-    if taken.lacking and topology.world().rank == 0:
-        warnings.warn(
-            f"Not every rank has its own state from {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}",
-            stacklevel=first_rank.users_level(),
-        )
+    if taken.lacking:
+        first_rank.warn(f"Not every rank has its own state from {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}")
     if not taken.sealed:
         warnings.warn(archives.UNSEALED.format(path), stacklevel=first_rank.users_level())
     return taken.goes_on

@@ -274,7 +274,8 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 
             summed = grads if factor == 1 else [gradient * factor for gradient in grads]
             means = self._exchanged(summed, trainable_variables, clip if clipping.clips(self) else None)
-            with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
+            exchanged = tf.nest.flatten(means, expand_composites=True)
+            with tf.control_dependencies(exchanged):
                 base._apply_weight_decay(self, trainable_variables)
                 # The count is raised after all reads before it: this one waits until the step has succeeded.
                 tf.convert_to_tensor(slots.calls(self))
@@ -288,10 +289,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                 local_optimizer.lower(self, triples, learning_rate)
                 return
             empty = [held[names[id(each)]] for _, each, over in triples if over and names[id(each)] in held]
-            with (
-                tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)),
-                momentum.left_out(self, empty),
-            ):
+            with tf.control_dependencies(exchanged), momentum.left_out(self, empty):
                 apply([(mean, variable) for mean, variable, over in triples if over], learning_rate)
             apply([(mean, variable) for mean, variable, over in triples if not over], learning_rate)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -321,5 +320,5 @@ def _listed(problems: list[str]) -> str:
 
 def _warn(*sentences: str) -> None:
     """Warns, on rank 0 only, if there are any sentences."""
-    if sentences and topology.world().rank == 0:
-        warnings.warn(" ".join(sentences), stacklevel=first_rank.users_level())
+    if sentences:
+        first_rank.warn(" ".join(sentences))

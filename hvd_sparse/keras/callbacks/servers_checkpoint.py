@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import warnings
 from typing import Any
 
 from hvd_sparse.keras import checkpoint, files, hooks, servers_files
@@ -59,9 +58,9 @@ class ServersCheckpointCallback(ServersCallback):
         if found is None and self.required:
             why = "; ".join(passed_over) or "there are none"
             raise FileNotFoundError(f"{self.directory} has no intact checkpoint of servers to resume from: {why}.")
-        if passed_over and topology.rank() == 0:
+        if passed_over:
             goes_on = "Training starts over." if found is None else f"Training resumes from epoch {found.epoch}."
-            warnings.warn(f"Skipped: {'; '.join(passed_over)}. {goes_on}", stacklevel=first_rank.users_level())
+            first_rank.warn(f"Skipped: {'; '.join(passed_over)}. {goes_on}")
         if found is not None:
             self._restore(found)
 

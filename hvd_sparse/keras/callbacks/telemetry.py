@@ -24,7 +24,7 @@ class TelemetryCallback(DistributedCallback):
     several distributed optimizers, each of them has its own records, with "optimizer" for where the model has it.
 
     Args:
-        log_dir: TensorBoard's folder; each rank writes into its own folder below it. None writes nothing.
+        log_dir: TensorBoard's folder; each rank writes into its own folder below it. With None, nothing is written.
         every: the number of steps from one record to the next; there is also one of the last step of each epoch.
 
     Raises:
