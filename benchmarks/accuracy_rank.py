@@ -18,13 +18,16 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks import convergence_data
+from benchmarks import arm_recipes, convergence_data
 from examples.models.images import Images, resnet50
 from examples.models.small import small_resnet
 from hvd_sparse import topology
 
-HOROVOD, RECOMMENDED = "Horovod", "recommended"
-ARMS = (HOROVOD, RECOMMENDED)
+HOROVOD, HOROVOD_FP16, TORUS_FP16, RECOMMENDED = "Horovod", "Horovod-fp16", "torus2d-fp16", "recommended"
+DENSE = (HOROVOD, HOROVOD_FP16, TORUS_FP16)  # send the whole gradient
+ARMS = (*DENSE, RECOMMENDED)
+COMPRESSIONS = {HOROVOD: horovod.Compression.none, HOROVOD_FP16: horovod.Compression.fp16}
+DENSITY = 0.01  # of recipes that take one
 WIDTH, BATCH = 0.5, 16
 TRAINING, HELD_OUT = 8192, 2048  # crops
 NOISE, DECAY, MOMENTUM = 0.1, 5e-4, 0.9
@@ -53,7 +56,8 @@ class Learner:
     """A model, its optimizer and its exchange.
 
     Args:
-        arm: `HOROVOD`, whose tape averages dense gradients, or `RECOMMENDED`.
+        arm: `HOROVOD` or `HOROVOD_FP16`, whose tape averages dense gradients, or the name of a recipe, by
+            arm_recipes.py.
         model: one of `MODELS`.
         seed: for weights, order and noise.
         steps: length of the whole training, over which the learning rate falls.
@@ -70,10 +74,10 @@ class Learner:
         warm_up = int(WARM_UP * steps)
         rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm_up, warmup_target=RATE, warmup_steps=warm_up)
         optimizer: Any = keras.optimizers.SGD(rate, MOMENTUM)
-        self._horovod = arm == HOROVOD
-        self._optimizer = (
-            optimizer if self._horovod else hvd.DistributedOptimizer(optimizer, aggregator=hvd.recipes.recommended())
-        )
+        self._compression = COMPRESSIONS.get(arm)
+        if self._compression is None:
+            optimizer = hvd.DistributedOptimizer(optimizer, aggregator=arm_recipes.recipe(arm, DENSITY))
+        self._optimizer = optimizer
         self._optimizer.build(self.model.trainable_variables)
         images = tf.TensorSpec([BATCH, convergence_data.SIDE, convergence_data.SIDE, 1])
         self._update = tf.function(self._updated).get_concrete_function(images, tf.TensorSpec([BATCH], tf.int32))
@@ -105,8 +109,8 @@ class Learner:
             logits = self.model(images, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
             loss += DECAY * tf.add_n([tf.nn.l2_loss(value) for value in values if len(value.shape) > 1])
-        if self._horovod:
-            tape = horovod.DistributedGradientTape(tape)
+        if self._compression is not None:
+            tape = horovod.DistributedGradientTape(tape, compression=self._compression)
         self._optimizer.apply(tape.gradient(loss, values), variables)
         return loss
 

@@ -3,7 +3,8 @@
 An exchange takes a gradient and returns its mean over all ranks, selection, error feedback and scatter included. Nodes
 are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. In each cell all arms run in
 turn, every result is checked, and the bytes counted by the nodes' interfaces are reported. "A/A" is a second copy of
-the first arm; the difference between them is noise.
+the first arm; the difference between them is noise. "fp16" arms send values of 16 bits: Horovod's by its
+`Compression.fp16`.
 
 Each cell also gives the floor: bytes on the link divided by its rate, plus bytes touched divided by the rate at which
 one core reads memory.
@@ -45,7 +46,7 @@ _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on. Ours
 # that send all of it have no residual, but outputs that their kernels use again, and shared memory.
 _PASSING, _KEPT = 5, 3
-_KEEPING = (*SPARSE, "dense", "torus2d")
+_KEEPING = (*SPARSE, "dense", "torus2d", "torus2d-fp16")
 _PROCESS = 0.35e9  # bytes of a rank without any vector
 _SPARE = 1.5e9  # bytes of the machine that are left alone
 

@@ -9,6 +9,7 @@ model, optimizer and residuals. After a warm-up all arms train in turn, in block
   processes, and so Horovod's default threshold; alone, ours would use that of hvd.init and be faster.
 - import line alone: the same with `hvd.DistributedGradientTape(tape)`, as in a script that has changed only its import
   line: dense means, with no measurements.
+- Horovod-fp16: with `compression=horovod.Compression.fp16`; recipes that end in "fp16" send values of 16 bits, too.
 - Horovod, A/A: the same steps once more; the difference to the first arm is noise.
 - no exchange: every rank updates by its own gradients, all ranks at the same time.
 - recipes of hvd_sparse; those that take a density use --density.
@@ -57,8 +58,8 @@ from benchmarks.train_breakdown import PARTS
 from hvd_sparse.tuning import cache
 
 MODELS = ("resnet50", "vgg19", "transformer")
-RECIPES = ("dense", "torus2d", "topk", "hitopk")
-FIRST = ("Horovod", "no exchange", "import line alone")
+RECIPES = ("dense", "torus2d", "torus2d-fp16", "topk", "hitopk")
+FIRST = ("Horovod", "no exchange", "import line alone", "Horovod-fp16")
 AGAIN = "Horovod, A/A"
 HOROVOD_FUSION = str(128 * 2**20)  # bytes, its default
 _RANK_LIMIT = 1500.0  # seconds for one model, shape and link

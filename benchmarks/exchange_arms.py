@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from benchmarks import arm_recipes
 from hvd_sparse import collectives, ops
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange import state
@@ -28,15 +29,14 @@ Exchange = Callable[[tf.Tensor], list[Any]]
 
 
 class Ours:
-    """One of our recipes.
+    """One of our recipes, by a name of arm_recipes.py.
 
     Attributes:
         decided: recipes it chose for its buckets, if it has a choice.
     """
 
     def __init__(self, name: str, size: int, density: float):
-        recipe: Any = getattr(hvd.recipes, name)
-        aggregator = recipe() if name in ("dense", "torus2d") else recipe(density)
+        aggregator = arm_recipes.recipe(name, density)
         self._sizes = [run.size for run in shards(size, -(-4 * size // buckets.BUCKET_BYTES))]
         segments = [buckets.Segment(f"piece{number}", (length,)) for number, length in enumerate(self._sizes)]
         self._names = tuple(segment.name for segment in segments)
@@ -59,6 +59,15 @@ class Ours:
 def horovod_allreduce() -> Exchange:
     """Plain Horovod."""
     return tf.function(lambda gradient: [horovod.allreduce(gradient, name="rival.allreduce")], jit_compile=False)
+
+
+def horovod_fp16() -> Exchange:
+    """Horovod with its compression to float16."""
+
+    def exchange(gradient: tf.Tensor) -> list[Any]:
+        return [horovod.allreduce(gradient, name="rival.fp16", compression=horovod.Compression.fp16)]
+
+    return tf.function(exchange, jit_compile=False)
 
 
 def literal_naive_allgather(size: int, density: float) -> Exchange:

@@ -7,12 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing, writing
+from benchmarks import arm_recipes, report, timing, writing
 from benchmarks.cluster import bits_per_second
 from benchmarks.exchange_arms import SPARSE
 from hvd_sparse import costs
 
-DENSE = ("horovod.allreduce", "horovod.allreduce, A/A", "dense", "torus2d", "2DTAR, literal")
+DENSE = (
+    "horovod.allreduce",
+    "horovod.allreduce, A/A",
+    "horovod.allreduce-fp16",
+    "dense",
+    "torus2d",
+    "torus2d-fp16",
+    "2DTAR, literal",
+)
 DENSE_ROUNDS, SPARSE_ROUNDS = 3, 5
 _COLUMNS = 4  # panels side by side
 
@@ -41,8 +49,10 @@ TARGETS = (
 
 def link_bytes(arm: str, size: int, density: float, nodes: int, local: int) -> float:
     """Payload bytes that a node must send; a rival counts as the recipe it implements."""
-    recipe = {"NaiveAG, literal": "topk", "2DTAR, literal": "torus2d"}.get(arm, arm)
-    return costs.link_bytes(recipe if recipe in costs.MODELS else "dense", nodes, local, size, density)
+    name = arm_recipes.in_full(arm)
+    recipe = {"NaiveAG, literal": "topk", "2DTAR, literal": "torus2d"}.get(name, name)
+    whole = costs.link_bytes(recipe if recipe in costs.MODELS else "dense", nodes, local, size, density)
+    return whole / 2 if arm_recipes.sends_halves(arm) else whole
 
 
 def floor_seconds(sent: float, cell: dict, run: dict, read_rate: float) -> float:

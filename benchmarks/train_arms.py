@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks import train_models
+from benchmarks import arm_recipes, train_models
 from benchmarks.train_breakdown import Marks
 from hvd_sparse import ops
-from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.exchange import telemetry
 
 HOROVOD, AGAIN, NOTHING = "Horovod", "Horovod, A/A", "no exchange"
+HOROVOD_FP16 = HOROVOD + arm_recipes.FP16
 IMPORTED = "import line alone"
 _NEVER = 2**40
 
@@ -31,7 +31,7 @@ class Arm:
     All arms begin with the same weights and see the same batches; each rank has its own sequence.
 
     Args:
-        name: `HOROVOD`, `NOTHING`, `IMPORTED`, or a recipe of `hvd.recipes`.
+        name: `HOROVOD`, `HOROVOD_FP16`, `NOTHING`, `IMPORTED`, or a recipe, by a name of arm_recipes.py.
         task: the task to train.
         size: size of the task's model.
         density: density for recipes that take one.
@@ -39,7 +39,7 @@ class Arm:
     Attributes:
         model: the model.
         losses: losses of all steps so far.
-        sends_all: whether its mean gradients are those of plain data parallelism.
+        sends_all: whether its mean gradients are those of plain data parallelism, up to the rounding of what travels.
     """
 
     def __init__(self, name: str, task: train_models.Task, size: Any, density: float):
@@ -50,13 +50,15 @@ class Arm:
         self._exchange: hvd.GradientExchange | None = None
         self._telemetry = hvd.Telemetry(norms_every=_NEVER)
         distributed: Callable[[tf.GradientTape], Any] = lambda tape: tape  # noqa: E731
-        self.sends_all = name in (HOROVOD, IMPORTED)
+        self.sends_all = name in (HOROVOD, HOROVOD_FP16, IMPORTED)
         if name == HOROVOD:
             distributed = horovod.DistributedGradientTape
+        elif name == HOROVOD_FP16:
+            distributed = functools.partial(horovod.DistributedGradientTape, compression=horovod.Compression.fp16)
         elif name == IMPORTED:
             distributed = hvd.DistributedGradientTape
         elif name != NOTHING:
-            aggregator = recipe(name, density)
+            aggregator = arm_recipes.recipe(name, density)
             self.sends_all = aggregator.sends_all
             self._exchange = hvd.GradientExchange(aggregator, name=f"train.{name}", telemetry=self._telemetry)
             distributed = self._sparsely_distributed
@@ -149,15 +151,3 @@ def _noting_tape(own: list[tf.Tensor]) -> tf.GradientTape:
             return list(own)
 
     return NotingTape()
-
-
-def recipe(name: str, density: float) -> Aggregator:
-    """The recipe of this name in `hvd.recipes`, with a density if it takes one.
-
-    Raises:
-        ValueError: if there is no recipe of this name.
-    """
-    maker = getattr(hvd.recipes, name, None)
-    if not inspect.isfunction(maker):
-        raise ValueError(f"Expected the name of a recipe of hvd.recipes, got {name!r}.")
-    return maker(density) if "density" in inspect.signature(maker).parameters else maker()

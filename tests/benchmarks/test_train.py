@@ -14,7 +14,17 @@ from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
 
-ARMS = ["Horovod", "no exchange", "import line alone", "dense", "hitopk", "auto", "Horovod, A/A"]
+ARMS = [
+    "Horovod",
+    "no exchange",
+    "import line alone",
+    "Horovod-fp16",
+    "dense",
+    "torus2d-fp16",
+    "hitopk",
+    "auto",
+    "Horovod, A/A",
+]
 
 
 # ---- batches ----
@@ -135,12 +145,15 @@ def test_tables_and_picture_are_made(tmp_path):
 
 
 def test_a_recipe_that_is_none_is_refused():
-    from benchmarks import train_arms
+    from benchmarks import arm_recipes
 
-    assert train_arms.recipe("topk", 0.5) == train_arms.hvd.recipes.topk(0.5)
-    assert train_arms.recipe("dense", 0.5) == train_arms.hvd.recipes.dense()
-    with pytest.raises(ValueError, match="a recipe of hvd.recipes, got 'Compressed'"):
-        train_arms.recipe("Compressed", 0.5)
+    recipes = arm_recipes.hvd.recipes
+    assert arm_recipes.recipe("topk", 0.5) == recipes.topk(0.5)
+    assert arm_recipes.recipe("dense", 0.5) == recipes.dense()
+    assert arm_recipes.recipe("torus2d-fp16", 0.5) == recipes.torus2d("float16")
+    assert arm_recipes.recipe("topk-fp16", 0.5) == recipes.topk(0.5, "float16")
+    with pytest.raises(ValueError, match="a recipe of hvd.recipes, also with '-fp16', got 'Compressed'"):
+        arm_recipes.recipe("Compressed", 0.5)
 
 
 def test_an_arm_that_strays_is_seen():
@@ -163,6 +176,11 @@ def test_an_arm_that_strays_is_seen():
     for wrong in (mean * 4, np.where(np.arange(1000) < 3, 0, mean), np.full(1000, np.nan)):
         with pytest.raises(AssertionError, match="dense: the first mean differs"):
             train_rank.check_mean("dense", wrong, mean)
+    halves = mean.astype(np.float16)
+    train_rank.check_mean("torus2d-fp16", halves, mean)
+    for name, wrong in (("dense", halves), ("torus2d-fp16", halves * 1.01)):
+        with pytest.raises(AssertionError, match=f"{name}: the first mean differs"):
+            train_rank.check_mean(name, wrong, mean)
 
 
 @needs.namespaces
@@ -183,6 +201,7 @@ def test_two_ranks_train_and_everything_adds_up():
     assert arms["dense"]["breakdown"]["selection in all"] == arms["Horovod"]["breakdown"]["selection in all"] == 0
     assert arms["hitopk"]["telemetry"]["density"] == pytest.approx(0.05, rel=0.01)
     sent = 4 * run["parameters"] * 6  # two ranks: each sends the whole gradient in all six steps
+    assert sent > min(arms["Horovod-fp16"]["sent"]) > sent / 2 < min(arms["torus2d-fp16"]["sent"]) < sent
     assert min(arms["Horovod"]["sent"]) > sent and min(arms["dense"]["sent"]) > sent
     assert max(arms["hitopk"]["sent"]) < min(arms["Horovod"]["sent"])
     text = bench_train.render([{"shape": [2, 1], "rate": "1gbit", **run}], [])
