@@ -13,17 +13,17 @@ import sys
 import pytest
 
 from hvd_sparse.doctor import advice
-from tests.faults import environments
+from tests.faults import environments, test_nameless_host
 from tests.parallel.launch import horovodrun
 
 ROOT = environments.ROOT
 
 
-def run(*arguments, **variables):
+def run(*arguments, before=(), **variables):
     """Runs the command in this environment, which shows it no GPU."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     return subprocess.run(
-        [sys.executable, "-m", "hvd_sparse.doctor", *arguments],
+        [*before, sys.executable, "-m", "hvd_sparse.doctor", *arguments],
         cwd=ROOT,
         env={**own, "CUDA_VISIBLE_DEVICES": "", **variables},
         capture_output=True,
@@ -58,6 +58,13 @@ def test_it_finds_what_the_machine_has(here):
     assert found["interfaces"]["lo"]["address"] == "127.0.0.1"
     assert found["memory"]["bytes"] == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert found["shared_memory"]["opens_others"] is True
+
+
+@pytest.mark.skipif(not test_nameless_host.can_be_renamed(), reason="hosts cannot be given another name here")
+def test_a_host_of_ipv6_has_an_address():
+    renamed = ["unshare", "--uts", "sh", "-c", 'echo ::1 >/proc/sys/kernel/hostname && exec "$0" "$@"']
+    found = json.loads(run("--json", before=renamed).stdout)["found"]
+    assert found["host"] == {"name": "::1", "address": "::1"}
 
 
 def test_without_a_gpu_all_runs_on_the_cpu_and_training_can_start(here):

@@ -54,9 +54,10 @@ def opens_others() -> bool:
 def _host() -> dict[str, Any]:
     name = socket.gethostname()
     try:
-        return {"name": name, "address": socket.gethostbyname(name)}
+        found = [str(each[4][0]) for each in socket.getaddrinfo(name, None)]
     except OSError as error:
         return {"name": name, "error": str(error)}
+    return {"name": name, "address": next((each for each in found if "." in each), found[0])}
 
 
 def _interface(name: str) -> dict[str, Any]:
