@@ -8,11 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse._living import Living
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator
 
 _SCOPE = "hvd.SyncBatchNormalization_cannot_be_compiled_by_XLA.leave_out_jit_compile"
-_made: weakref.WeakSet[SyncBatchNormalization] = weakref.WeakSet()
+_made: Living[SyncBatchNormalization] = Living()
 _counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 

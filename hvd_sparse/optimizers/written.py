@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_sparse._living import Living
 from hvd_sparse.optimizers.variables import resource
 
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_watches: Living[Watch] = Living()
 
 
 class Watch:
@@ -63,4 +64,4 @@ def noted(variables: Iterable[Any]) -> bool:
 
 def _concerned(variables: Iterable[Any]) -> list[Watch]:
     given = list(variables)
-    return [watch for watch in list(_watches) if watch.concerns(given)]
+    return [watch for watch in _watches if watch.concerns(given)]

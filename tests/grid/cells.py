@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Mapping
 
@@ -24,7 +25,7 @@ TRACED_AXES = {
     "shape": ("2x1", "2x2"),
 }
 TRACED_QUICK = 6
-DRAWN = 40  # cells of the thorough tier, each of which holds 120 triples of values
+DRAWN = 40  # cells of the thorough tier that a seed draws, each of which holds 120 triples of values
 ANOTHER = "HVD_SPARSE_GRID_SEED"  # set: draws the thorough cells by this seed
 
 
@@ -42,10 +43,14 @@ def quick() -> list[Cell]:
 
 @functools.cache
 def thorough() -> list[Cell]:
-    """Cells that are drawn by a seed."""
+    """Cells that are drawn by a seed, and each optimizer with each recipe through a checkpoint."""
     rows = covering.drawn(AXES, _forbids, int(os.environ.get(ANOTHER, SEED)), DRAWN)
+    usual = {axis: values[0] for axis, values in AXES.items()} | {"way": "checkpoint_new"}
+    pairs = itertools.product(AXES["optimizer"], AXES["recipe"])
+    rows += [usual | {"optimizer": optimizer, "recipe": recipe} for optimizer, recipe in pairs]
     known = set(quick())
-    return [cell for cell in dict.fromkeys(Cell(**row) for row in rows) if cell not in known]
+    cells = dict.fromkeys(Cell(**row) for row in rows if not _forbids(row))
+    return [cell for cell in cells if cell not in known]
 
 
 @functools.cache
