@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,6 +215,37 @@ def shards(size: int, count: int) -> list[Shard]:
 def own_shard(size: int, communicator: Communicator) -> Shard:
     """The shard of a vector that belongs to this rank of the group."""
     return shards(size, communicator.size)[communicator.rank]
+
+
+def parts(expression: Any) -> Iterator[Any]:
+    """An expression, such as a recipe, and all parts in it, outermost first."""
+    if isinstance(expression, tuple):
+        for member in expression:
+            yield from parts(member)
+        return
+    yield expression
+    for value in components(expression).values():
+        yield from parts(value)
+
+
+def rebuilt(part: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a part in which `change` is applied to each component, also to each in a tuple; itself without any.
+
+    To change what lies deeper, `change` calls this in turn.
+    """
+
+    def changed(value: Any) -> Any:
+        return tuple(map(changed, value)) if isinstance(value, tuple) else change(value)
+
+    inner = {name: changed(value) for name, value in components(part).items()}
+    return dataclasses.replace(part, **inner) if inner else part
+
+
+def components(part: Any) -> dict[str, Any]:
+    """The values of a part's fields by name; {} for what is no part."""
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return {}
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
 
 
 def describe(part: Any) -> Any:

@@ -18,9 +18,9 @@ PLANTED = {
         "def f():\n    import hvd_sparse.keras.tape",
         "hvd_sparse.spec -> hvd_sparse.keras.tape",
     ),
-    "hvd_sparse/recipes.py": (
+    "hvd_sparse/recipes/whole.py": (
         "from hvd_sparse.horovod_api import values",
-        "hvd_sparse.recipes -> hvd_sparse.horovod_api.values",
+        "hvd_sparse.recipes.whole -> hvd_sparse.horovod_api.values",
     ),
     "hvd_sparse/novelty.py": ("", "hvd_sparse.novelty"),
     "hvd_sparse/servers/__init__.py": ("", ""),

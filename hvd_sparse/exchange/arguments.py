@@ -12,9 +12,8 @@ from hvd_sparse.aggregators import Aggregator, DenseBelow, LocalSteps, Schedule
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.senders import Sender
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.exchange import wire
 from hvd_sparse.horovod_api import values
-from hvd_sparse.spec import LocalOptimizer
+from hvd_sparse.spec import LocalOptimizer, parts
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
 
 
@@ -53,7 +52,7 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
         return None
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"Expected process_set to be an hvd.ProcessSet, got {type(process_set).__name__}.")
-    members = (part for part in wire.parts(aggregator) if isinstance(part, Aggregator))
+    members = (part for part in parts(aggregator) if isinstance(part, Aggregator))
     by_nodes = next((part for part in members if part.goes_by_nodes), None)
     if by_nodes is not None:
         raise ValueError(
@@ -118,7 +117,7 @@ def takes_over(recipe: Any) -> bool:
 
 def _parts(recipe: Any) -> list[Any]:
     """All parts of a recipe; raises ValueError if a stage of a schedule keeps state that the next one would lack."""
-    found = list(wire.parts(recipe))
+    found = list(parts(recipe))
     if any(isinstance(part, Schedule) for part in found) and any(isinstance(part, Sender) for part in found):
         raise ValueError(
             "A stage of this schedule keeps momentum, which the next stage would lack. If only the density "

@@ -14,7 +14,7 @@ from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import Sender
-from hvd_sparse.exchange import wire
+from hvd_sparse.spec import parts
 from hvd_sparse.transport import topology
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def everything(recipe: Aggregator) -> Aggregator:
     exchange has taken over stays there, as the exchange's users have arranged for it; the ranks are then one sender. An
     outer step stays, too, and without one there is no reason to wait for it.
     """
-    found = list(wire.parts(recipe))
+    found = list(parts(recipe))
     if not any(_selects(part) for part in found):
         return recipe
     sender = next((part for part in found if isinstance(part, Sender)), None)

@@ -15,6 +15,7 @@ from hvd_sparse.compression.base import Compressor, Wrapper
 from hvd_sparse.compression.gain_ratio import GainRatio
 from hvd_sparse.compression.held import Thresholds
 from hvd_sparse.exchange.plan import Gradient
+from hvd_sparse.spec import rebuilt
 
 _COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")
 _TOTALS = ("total_bytes_inside", "total_bytes_across")
@@ -172,15 +173,7 @@ def is_figure(variable: tf.Variable) -> bool:
 
 def timed(part: Any) -> Any:
     """The same aggregator with a `Timed` around each compressor that it calls."""
-    if isinstance(part, Compressor):
-        return Timed(part)
-    if isinstance(part, tuple):
-        return tuple(timed(item) for item in part)
-    if isinstance(part, Aggregator):
-        whole: Any = part
-        fields = {field.name: timed(getattr(whole, field.name)) for field in dataclasses.fields(whole)}
-        return dataclasses.replace(whole, **fields)
-    return part
+    return Timed(part) if isinstance(part, Compressor) else rebuilt(part, timed)
 
 
 def part_names(aggregator: Aggregator) -> str:

@@ -1,25 +1,13 @@
-"""The parts of a recipe, and the dtype in which they send values."""
+"""The dtype in which a recipe sends values."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.base import Compressor
-
-
-def parts(recipe: Any) -> Iterator[Any]:
-    """A recipe and all of its parts."""
-    if isinstance(recipe, tuple):
-        for member in recipe:
-            yield from parts(member)
-        return
-    yield recipe
-    if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type):
-        for field in dataclasses.fields(recipe):
-            yield from parts(getattr(recipe, field.name))
+from hvd_sparse.spec import components, parts, rebuilt
 
 
 def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
@@ -32,23 +20,16 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
     Raises:
         ValueError: if a part encodes what it sends, or was given another dtype.
     """
-    if isinstance(part, tuple):
-        return tuple(with_wire_dtype(member, wire_dtype) for member in part)
     if not isinstance(part, (Aggregator, Compressor)):
         return part
-    fields = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else list[str]()
-    if "wire_dtype" in fields:
+    if "wire_dtype" in components(part):
         return _replaced(part, wire_dtype)
-    inner = {name: getattr(part, name) for name in fields}
-    made_of = {name: value for name, value in inner.items() if isinstance(value, (Aggregator, Compressor, tuple))}
-    if part.has_own_code or not made_of:
+    if part.has_own_code or not any(isinstance(each, (Aggregator, Compressor)) for each in list(parts(part))[1:]):
         raise ValueError(
             f"{type(part).__name__} has its own encoding of its values, and cannot send them as {wire_dtype}: leave "
             "out compression, or use a recipe with a wire_dtype, such as hvd.recipes.topk(density)."
         )
-    changed = {name: with_wire_dtype(value, wire_dtype) for name, value in made_of.items()}
-    whole: Any = part
-    return dataclasses.replace(whole, **changed)
+    return rebuilt(part, lambda inner: with_wire_dtype(inner, wire_dtype))
 
 
 def _replaced(part: Any, wire_dtype: str) -> Any:

@@ -16,6 +16,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import wire
 from hvd_sparse.exchange.arguments import is_sum, own_set
 from hvd_sparse.horovod_api.values import Average, Sum
+from hvd_sparse.spec import parts
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
@@ -132,7 +133,7 @@ def _check_predivide(factor: Any, op: Any, aggregator: Aggregator | None) -> Non
             f"gradient_predivide_factor={factor} divides a mean in two steps, before and after the sum, and op=hvd.Sum "
             "takes no mean: pass only one of them."
         )
-    if any(getattr(part, "wire_dtype", None) in _HALVES for part in wire.parts(aggregator)):
+    if any(getattr(part, "wire_dtype", None) in _HALVES for part in parts(aggregator)):
         raise ValueError(
             f"gradient_predivide_factor={factor} is not supported with values in float16, whose sums it should keep "
             "from overflowing: use a recipe with wire_dtype='bfloat16', which has float32's range, or leave it out."

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import recipes
-from hvd_sparse.aggregators import Hierarchical
+from hvd_sparse.aggregators import Compressed, Hierarchical
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.held import HeldThreshold, held_count
 from hvd_sparse.spec import Segment, Spec
@@ -165,4 +165,4 @@ def test_what_cannot_be():
         recipes.dct(life=0)
     with pytest.raises(ValueError, match=r"drain in \[0, 1\], the probability in each step, got -0.1"):
         recipes.dct(drain=-0.1)
-    assert recipes.dct() == recipes.Compressed(ErrorFeedback(HeldThreshold(0.01, life=1000)))
+    assert recipes.dct() == Compressed(ErrorFeedback(HeldThreshold(0.01, life=1000)))
