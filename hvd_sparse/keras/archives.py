@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hvd_sparse.keras import files
+from hvd_sparse.storage import files
 from hvd_sparse.transport import first_rank
 
 FORMAT = "hvd_sparse residuals 2"

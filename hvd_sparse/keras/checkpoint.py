@@ -26,8 +26,9 @@ import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.state import GRADIENTS, RankState, ResidualSum
-from hvd_sparse.keras import archives, files, hooks
+from hvd_sparse.keras import archives, hooks
 from hvd_sparse.keras.archives import read, write
+from hvd_sparse.storage import files
 from hvd_sparse.transport import first_rank, topology
 
 __all__ = ["read", "restore", "save", "write"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from hvd_sparse.optimizers.variables import path_of, unique_names
 from hvd_sparse.pipeline.stages import Stages
+from hvd_sparse.storage.files import replacing
 
 _FORMAT = 1
 _PATTERN = "stage-*.h5"
@@ -38,20 +39,13 @@ def save(model: Stages, folder: str | os.PathLike[str]) -> None:
     """
     if model.trainer > 0:
         return
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"stage-{model.stage}-of-{model.stages}.h5"
-    partly = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        with h5py.File(partly, "w") as file:
-            file.attrs.update(format=_FORMAT, stages=model.stages, stage=model.stage, step=_step(model))
-            file.attrs["parts"] = model.part_count
-            for each in _held(model):
-                file[each.place] = np.asarray(each.variable)
-                file[each.place].attrs.update(part=each.identity.part, variable=each.identity.name)
-        os.replace(partly, path)
-    finally:
-        partly.unlink(missing_ok=True)
+    path = pathlib.Path(folder) / f"stage-{model.stage}-of-{model.stages}.h5"
+    with replacing(path) as content, h5py.File(content, "w") as file:
+        file.attrs.update(format=_FORMAT, stages=model.stages, stage=model.stage, step=_step(model))
+        file.attrs["parts"] = model.part_count
+        for each in _held(model):
+            file[each.place] = np.asarray(each.variable)
+            file[each.place].attrs.update(part=each.identity.part, variable=each.identity.name)
 
 
 def load(model: Stages, folder: str | os.PathLike[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse._version import __version__
+from hvd_sparse.storage.files import replacing
 from hvd_sparse.transport import host_names
 from hvd_sparse.transport.communicator import Communicator, Grid
 
@@ -83,16 +84,12 @@ class _CacheFile:
             self.complain(f"is not used: {error}")
 
     def save(self) -> None:
-        """Writes the file under a temporary name and renames it."""
+        """Writes the file."""
         content = {"format": _FORMAT, "cluster": self._account, "since": self.since, "figures": self.figures}
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf8")
-                os.replace(temporary, self.path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with replacing(self.path) as file:
+                file.write(text.encode())
         except OSError as error:
             self.complain(f"could not be written, so the next run will measure again: {error}")
 

@@ -73,7 +73,7 @@ ROOMS = {
             "hvd_sparse/keras/archives.py",
             "hvd_sparse/keras/broadcasting.py",
             "hvd_sparse/keras/checkpoint.py",
-            "hvd_sparse/keras/files.py",
+            "hvd_sparse/storage/files.py",
             "hvd_sparse/keras/own_state.py",
             "hvd_sparse/keras/ownership.py",
             "hvd_sparse/keras/tracked.py",

@@ -16,7 +16,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvd_sparse.keras import archives, files
+from hvd_sparse.keras import archives
+from hvd_sparse.storage import files
 from hvd_sparse.transport import first_rank
 
 MARKER, WEIGHTS, RESIDUALS, SERVERS = "whole.json", "model.weights.h5", "residuals.npz", "servers.npz"

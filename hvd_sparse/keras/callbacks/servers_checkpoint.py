@@ -6,13 +6,14 @@ import os
 import pathlib
 from typing import Any
 
-from hvd_sparse.keras import checkpoint, files, hooks, servers_files
+from hvd_sparse.keras import checkpoint, hooks, servers_files
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.servers import ServersCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.servers.optimizer import served
 from hvd_sparse.servers.participant import Participant
 from hvd_sparse.servers.saving import Kept
+from hvd_sparse.storage import files
 from hvd_sparse.transport import first_rank, topology
 
 

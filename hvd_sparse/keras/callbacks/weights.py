@@ -8,8 +8,8 @@ import pathlib
 
 import keras
 
-from hvd_sparse.keras import files
 from hvd_sparse.keras.callbacks import folders
+from hvd_sparse.storage import files
 
 
 class _WeightsFile(io.BytesIO):

@@ -1,0 +1,1 @@
+"""What is written to disks: whole files, under their names only when they are complete."""
