@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
-KERAS_INSIDES = ("keras.hooks", "exchange.slots")
+KERAS_INSIDES = ("keras.hooks", "optimizers.slots")
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # underscored but public in Python

@@ -9,7 +9,7 @@ import keras
 from hvd_sparse.averaging.flat import NAMES, FlatVariables
 from hvd_sparse.averaging.optimizer import averaged
 from hvd_sparse.averaging.participant import Participant
-from hvd_sparse.exchange import slots
+from hvd_sparse.optimizers import slots
 
 
 def mean(model_or_optimizer: keras.Model | keras.optimizers.Optimizer) -> MeanOfModels:

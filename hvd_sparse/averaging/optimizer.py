@@ -13,7 +13,7 @@ from hvd_sparse.averaging.reliable import Reliable
 from hvd_sparse.averaging.returning import Return
 from hvd_sparse.averaging.telemetry import Telemetry
 from hvd_sparse.averaging.transports import Transport
-from hvd_sparse.exchange import slots
+from hvd_sparse.optimizers import slots
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.eager import making_variables
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.plan import Gradient
 from hvd_sparse.exchange.planned import PlannedExchange, tensors
+from hvd_sparse.optimizers import slots
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.exchange import slots
 from hvd_sparse.horovod_api.variables import broadcast_variables
-from hvd_sparse.keras import momentum, without_slots
+from hvd_sparse.keras import momentum
 from hvd_sparse.keras.ownership import held_for, local_variables
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.optimizers import slots, without_slots
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
 

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.compression.momentum import VELOCITY
-from hvd_sparse.exchange import sender_side, slots
-from hvd_sparse.keras import hooks, momentum, without_slots
+from hvd_sparse.exchange import sender_side
+from hvd_sparse.keras import hooks, momentum
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.optimizers import slots, without_slots
 from hvd_sparse.transport import topology
 
 

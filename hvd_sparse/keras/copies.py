@@ -19,9 +19,9 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.exchange import slots
-from hvd_sparse.keras import hooks, without_slots
+from hvd_sparse.keras import hooks
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.optimizers import slots, without_slots
 from hvd_sparse.transport import first_rank
 
 _AGAIN = "_hvd_sparse_again"

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import copies, equal_steps, hooks
+from hvd_sparse.optimizers import slots
 from hvd_sparse.transport import first_rank, topology
 
 _HOOKED = "_hvd_sparse_fitting"

@@ -1,6 +1,6 @@
 """Hooks that make Keras exchange gradients; tests/keras/test_hooks.py names the versions that it was tested with.
 
-This file and `exchange/slots.py`, which handles slots, are the only ones that depend on Keras's internals.
+This file and `optimizers/slots.py`, which handles slots, are the only ones that depend on Keras's internals.
 
 Keras is changed in seven places:
 
@@ -32,7 +32,7 @@ import tensorflow as tf
 
 from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
-from hvd_sparse.exchange import ahead, clipping, sender_side, slots, tapes
+from hvd_sparse.exchange import ahead, clipping, sender_side, tapes
 from hvd_sparse.exchange.arguments import trains_alone
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import (
@@ -42,9 +42,9 @@ from hvd_sparse.keras import (
     steps_ahead,
     tensorflow_checkpoints,
     train_step,
-    without_slots,
     writing,
 )
+from hvd_sparse.optimizers import slots, without_slots
 from hvd_sparse.servers.optimizer import is_served
 from hvd_sparse.transport import first_rank
 from hvd_sparse.transport.eager import making_variables

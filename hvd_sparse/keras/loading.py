@@ -12,10 +12,10 @@ import keras
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange import slots
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.optimizer import distribute
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.optimizers import slots
 from hvd_sparse.transport import first_rank
 
 

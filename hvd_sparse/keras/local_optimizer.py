@@ -3,7 +3,7 @@
 A recipe with `LocalUpdates` exchanges the updates that an optimizer computes from a node's gradients. A twin of the
 optimizer, of the same class and settings, has slots for the shard only; its step runs in a `keras.StatelessScope`, so
 that nothing is written before all ranks have committed. Optimizers that need whole variables provide a step for shards
-themselves (`exchange/on_shards.py`), or run on all of the node's vector. Whatever acts on weights stays with the
+themselves (`optimizers/on_shards.py`), or run on all of the node's vector. Whatever acts on weights stays with the
 optimizer itself: decoupled weight decay, constraints, the moving average. Gradients are clipped before.
 
 The optimizer then has no slots of its own; `without_slots.py` provides what stands in for them in files.
@@ -21,11 +21,11 @@ import tensorflow as tf
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.exchange import ahead, on_shards, sender_side, slots
+from hvd_sparse.exchange import ahead, sender_side
 from hvd_sparse.exchange.arguments import sends_updates
-from hvd_sparse.exchange.shard_slots import ELEMENT_WISE, PieceSlots, TwinSlots, is_element_wise
-from hvd_sparse.exchange.whole_slots import WHOLE, WholeSlots, needs_whole
-from hvd_sparse.keras import without_slots
+from hvd_sparse.optimizers import on_shards, slots, without_slots
+from hvd_sparse.optimizers.shard_slots import ELEMENT_WISE, PieceSlots, TwinSlots, is_element_wise
+from hvd_sparse.optimizers.whole_slots import WHOLE, WholeSlots, needs_whole
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
 
 _LAYER_WISE = ("LARS", "LAMB")  # of the package lars

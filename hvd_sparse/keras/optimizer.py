@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange import plan, slots, telemetry
+from hvd_sparse.exchange import plan, telemetry
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.values import Average
 from hvd_sparse.keras import copies, hooks, horovod_arguments, local_optimizer, momentum
+from hvd_sparse.optimizers import slots
 from hvd_sparse.spec import Rate
 
 Layers: TypeAlias = "Iterable[keras.layers.Layer] | keras.layers.Layer | None"

@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.ahead import of_all, tapes_look_ahead
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.optimizers import slots
 from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import momentum, without_slots
+from hvd_sparse.keras import momentum
+from hvd_sparse.optimizers import without_slots
 
 ATTRIBUTE = "hvd_sparse_slots"  # also in checkpoints
 

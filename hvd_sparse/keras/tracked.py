@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import slots
+from hvd_sparse.optimizers import slots
 
 _HOLDERS = (keras.layers.Layer, keras.optimizers.Optimizer, tf.Module, tf.train.Checkpoint)
 

@@ -7,7 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import slots
+from hvd_sparse.optimizers import slots
 from hvd_sparse.pipeline.packing import Packed, each_value
 
 UNKNOWN = -1.0

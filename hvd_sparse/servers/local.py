@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.exchange import shard_slots
+from hvd_sparse.optimizers import shard_slots
 from hvd_sparse.spec import LocalOptimizer, Spec
 
 

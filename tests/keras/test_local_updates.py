@@ -16,8 +16,8 @@ from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.whole_slots import WholeSlots
 from hvd_sparse.keras import hooks, local_optimizer
+from hvd_sparse.optimizers.whole_slots import WholeSlots
 from lars import LAMB, LARS
 from tests import simulation, threads
 from tests.keras import test_momentum

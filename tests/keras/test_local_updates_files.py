@@ -8,7 +8,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.state import WEIGHTS
-from hvd_sparse.keras import without_slots
+from hvd_sparse.optimizers import without_slots
 from tests import threads
 from tests.keras.nodes import OPTIMIZERS
 from tests.keras.test_local_updates import distributed, some

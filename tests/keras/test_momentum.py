@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks, momentum
+from hvd_sparse.optimizers import slots
 from lars import LAMB, LARS
 from tests import simulation, threads
 from tests.lars import reference as layerwise

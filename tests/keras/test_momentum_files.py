@@ -8,9 +8,9 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.compression.momentum import VELOCITY
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.exchange import slots
 from hvd_sparse.keras import momentum
 from hvd_sparse.keras.optimizer import distribute
+from hvd_sparse.optimizers import slots
 from lars import LAMB
 
 

@@ -62,7 +62,7 @@ def test_one_variable_at_a_time_is_the_same(make):
 
 def test_hvd_sparse_finds_the_velocities():
     """For the callbacks' momentum correction: it treats LARS as SGD, whose velocities contain past rates too."""
-    from hvd_sparse.exchange import slots
+    from hvd_sparse.optimizers import slots
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(lars.LARS(0.5))

@@ -16,7 +16,7 @@ from hvd_sparse.compression.quantizers import QSGD, TwoBits
 from hvd_sparse.compression.selectors import MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.exchange.shard_slots import ELEMENT_WISE, TwinSlots
+from hvd_sparse.optimizers.shard_slots import ELEMENT_WISE, TwinSlots
 from hvd_sparse.servers import ShardedServers, local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.rules import InOrderOfArrival, Together

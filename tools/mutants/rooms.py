@@ -77,7 +77,6 @@ ROOMS = {
             "hvd_sparse/keras/own_state.py",
             "hvd_sparse/keras/ownership.py",
             "hvd_sparse/keras/tracked.py",
-            "hvd_sparse/keras/without_slots.py",
             "hvd_sparse/keras/callbacks/*.py",
         ),
         BELOW_KERAS,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvd_sparse.exchange import slots
 from hvd_sparse.keras import local_optimizer
 from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.keras.callbacks.rates import learning_rate
+from hvd_sparse.optimizers import slots
 from hvd_sparse.transport import topology
 
 

@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.exchange import on_shards, slots
-from hvd_sparse.exchange.on_shards import Piece
+from hvd_sparse.optimizers import on_shards, slots
+from hvd_sparse.optimizers.on_shards import Piece
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Spec
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.exchange import shard_slots, slots
-from hvd_sparse.exchange.shard_slots import Moved
+from hvd_sparse.optimizers import shard_slots, slots
+from hvd_sparse.optimizers.shard_slots import Moved
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Spec
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import on_shards
+from hvd_sparse.optimizers import on_shards
 from hvd_sparse.optimizers.variables import names_by_id, resource, unique_names
 
 # By class, the attribute with the momentum, in units of gradients up to a common factor.

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import slots
+from hvd_sparse.optimizers import slots
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Gathered
 from hvd_sparse.transport import topology
