@@ -25,7 +25,7 @@ from examples import translation
 from examples.models import small
 from examples.training import arguments
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import ahead
+from hvd_sparse.optimizers import ahead
 
 EVALUATED = 256  # crops at a time
 NORMS_EVERY = 1 << 30  # steps: the norms of gradients are not used here

@@ -20,8 +20,8 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from benchmarks.timing import shuffled
 from hvd_sparse import topology
-from hvd_sparse.exchange import ahead
 from hvd_sparse.keras.hooks import exchange_of
+from hvd_sparse.optimizers import ahead
 
 ALONE, DENSE, SPARSE, AGAIN = "Adam without an exchange", "torus2d", "hitopk", "hitopk, A/A"
 MOMENTUM, UPDATES, AHEAD = "momentum_corrected(hitopk)", "updates(hitopk)", "updates(hitopk, ahead=True)"

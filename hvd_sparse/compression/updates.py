@@ -35,7 +35,7 @@ class LocalUpdates(Sender):
     Attributes:
         compressor: one with error feedback, such as `ErrorFeedback`.
         ahead: whether gradients are computed at the weights that the node would have if its unsent updates were
-            applied; `exchange/ahead.py` arranges that.
+            applied; `optimizers/ahead.py` arranges that.
         gathers: whether updates of steps without an exchange, as in `LocalSteps`, accumulate next to the residual, and
             the node is ahead by these alone: each exchange returns all nodes to the weights that they share. Otherwise
             they join the residual, and a node keeps all that it has not sent.

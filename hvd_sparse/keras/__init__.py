@@ -3,7 +3,6 @@
 from hvd_sparse import aggregators, averaging, collectives, compression, ops, pipeline, recipes, servers
 from hvd_sparse.compression import Compression, error_feedback, quantizers
 from hvd_sparse.compression import selectors as compressors
-from hvd_sparse.exchange.ahead import looking_ahead
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api import elastic
@@ -63,6 +62,7 @@ from hvd_sparse.keras.optimizer import DistributedOptimizer, PartialDistributedO
 from hvd_sparse.keras.sync_batch_norm import SyncBatchNormalization
 from hvd_sparse.keras.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvd_sparse.keras.train_step import compiled_train_step
+from hvd_sparse.optimizers.ahead import looking_ahead
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.joining import join
 from hvd_sparse.transport.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

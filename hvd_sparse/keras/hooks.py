@@ -32,7 +32,7 @@ import tensorflow as tf
 
 from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
-from hvd_sparse.exchange import ahead, clipping, sender_side, tapes
+from hvd_sparse.exchange import clipping, sender_side
 from hvd_sparse.exchange.arguments import trains_alone
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import (
@@ -44,7 +44,7 @@ from hvd_sparse.keras import (
     train_step,
     writing,
 )
-from hvd_sparse.optimizers import slots, without_slots
+from hvd_sparse.optimizers import ahead, slots, tapes, without_slots
 from hvd_sparse.servers.optimizer import is_served
 from hvd_sparse.transport import first_rank
 from hvd_sparse.transport.eager import making_variables

@@ -21,9 +21,9 @@ import tensorflow as tf
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.exchange import ahead, sender_side
+from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.arguments import sends_updates
-from hvd_sparse.optimizers import on_shards, slots, without_slots
+from hvd_sparse.optimizers import ahead, on_shards, slots, without_slots
 from hvd_sparse.optimizers.shard_slots import ELEMENT_WISE, PieceSlots, TwinSlots, is_element_wise
 from hvd_sparse.optimizers.whole_slots import WHOLE, WholeSlots, needs_whole
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from hvd_sparse.exchange import ahead
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.tracked import layers_of, optimizers_of
-from hvd_sparse.optimizers import slots, without_slots
+from hvd_sparse.optimizers import ahead, slots, without_slots
 from hvd_sparse.optimizers.variables import resource, unique_names
 
 

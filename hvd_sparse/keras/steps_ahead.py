@@ -1,4 +1,4 @@
-"""Train steps that look ahead: their tapes compute gradients as `exchange/ahead.py` describes."""
+"""Train steps that look ahead: their tapes compute gradients as `optimizers/ahead.py` describes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.exchange.ahead import of_all, tapes_look_ahead
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.optimizers import slots
+from hvd_sparse.optimizers.ahead import of_all, tapes_look_ahead
 from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 

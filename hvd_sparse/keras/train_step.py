@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import ahead, tapes
 from hvd_sparse.keras import steps_ahead
 from hvd_sparse.keras.sync_batch_norm import synchronises
+from hvd_sparse.optimizers import ahead, tapes
 from hvd_sparse.optimizers.variables import path_of, resource
 from hvd_sparse.transport import first_rank
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import ahead
+from hvd_sparse.optimizers import ahead
 from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain, Part, made
 from hvd_sparse.pipeline.grid import Grid

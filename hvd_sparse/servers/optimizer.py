@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
-from hvd_sparse.exchange import ahead
-from hvd_sparse.optimizers import slots
+from hvd_sparse.optimizers import ahead, slots
 from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.member import Guest
 from hvd_sparse.servers.participant import Participant

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.exchange import ahead
-from hvd_sparse.exchange.ahead import Ahead
+from hvd_sparse.optimizers import ahead
+from hvd_sparse.optimizers.ahead import Ahead
 from hvd_sparse.optimizers.variables import unique_names
 from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.joining import join

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.exchange import ahead
+from hvd_sparse.optimizers import ahead
 from tests import simulation, threads
 from tests.keras.nodes import OPTIMIZERS, F, Nodes, Slots
 from tests.keras.test_local_updates import distributed, some

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.exchange import ahead
-from hvd_sparse.exchange.tapes import install
+from hvd_sparse.optimizers import ahead
+from hvd_sparse.optimizers.tapes import install
 
 SHARED, OFFSET = np.array([4.0, 8.0], "f4"), np.array([1.0, 2.0], "f4")
 OWN = SHARED - OFFSET

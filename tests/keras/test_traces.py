@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse import recipes
-from hvd_sparse.exchange import ahead
+from hvd_sparse.optimizers import ahead
 
 X, Y = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3), np.ones((16, 2), "f4")
 

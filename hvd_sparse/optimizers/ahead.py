@@ -17,10 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.exchange import tapes
-from hvd_sparse.exchange.lowering import InTensors, InVariables, Part, part_of
-from hvd_sparse.exchange.writes import uses, writes_among
-from hvd_sparse.optimizers import slots
+from hvd_sparse.optimizers import slots, tapes
+from hvd_sparse.optimizers.graph_writes import uses, writes_among
+from hvd_sparse.optimizers.lowering import InTensors, InVariables, Part, part_of
 from hvd_sparse.optimizers.variables import path_of, resource
 from hvd_sparse.transport import first_rank
 

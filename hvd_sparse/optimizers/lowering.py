@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.exchange.writes import Watched
+from hvd_sparse.optimizers.graph_writes import Watched
 from hvd_sparse.optimizers.variables import resource
 
 
