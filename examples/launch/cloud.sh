@@ -1,17 +1,20 @@
 # shellcheck shell=bash
 # Shared by the clouds' launch scripts: each host mounts the network file system and gets its cache directories, then
-# horovodrun starts the ranks. CommLib (Table 1) trains on such instances: 8 GPUs each, 25 to 32 Gbit/s between them.
+# horovodrun starts the ranks.
 #
-# A launch script sets FILE_SYSTEM_TYPE, MOUNT_OPTIONS and VALUES[--slots-per-host], and calls start_on_cloud "$@".
+# A launch script sets CLOUD, FILE_SYSTEM_TYPE and MOUNT_OPTIONS, describes machines in MACHINES, as "GPUS SHM-SIZE words",
+# and calls start_on_cloud "$@".
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+declare -A MACHINES=()
 VALUES+=(
+    [--machine]=""                 # type of the instances
     [--file-system]=""             # SERVER:/PATH, as mount takes it
     [--mount-point]=/mnt/data      # where the network file system appears on each host
     [--local-dir]=/var/tmp/datacache # on a disk of the host: DataCache(local_dir=...)
     [--memory-dir]=/dev/shm        # a tmpfs: DataCache(memory_dir=...)
-    [--shm-size]=""                # least size of the tmpfs, such as 200G; samples shared by a host's ranks lie in it
+    [--shm-size]=""                # least size of the tmpfs, such as 200G (default: half the machine's memory)
 )
 
 # The commands for a host: they do nothing twice, and fail if another file system is mounted at the mount point.
@@ -67,13 +70,31 @@ check_cloud_options() {
     [[ ${VALUES[--shm-size]} =~ ^([0-9]+[KMGT]?)?$ ]] || fail "--shm-size must be a size such as 200G, got ${VALUES[--shm-size]}."
 }
 
+# Takes the size of the tmpfs from the machine's type, and compares GPUs with slots.
+use_machine() {
+    local machine=${VALUES[--machine]} known gpus size words index
+    known=$(printf '%s\n' "${!MACHINES[@]}" | sort | paste -sd ' ')
+    if [[ ! -v "MACHINES[$machine]" ]]; then
+        [[ -n ${VALUES[--shm-size]} ]] || fail "--machine $machine is none of $known: give its --shm-size, too."
+        note "$CLOUD, $machine"
+        return
+    fi
+    read -r gpus size words <<<"${MACHINES[$machine]}"
+    VALUES[--shm-size]=${VALUES[--shm-size]:-$size}
+    note "$CLOUD, $machine: $words"
+    for index in "${!HOST_NAMES[@]}"; do
+        ((gpus == 0 || HOST_SLOTS[index] <= gpus)) \
+            || fail "host ${HOST_NAMES[index]} would get ${HOST_SLOTS[index]} ranks, and $machine has $gpus GPUs."
+    done
+}
+
 start_on_cloud() {
     parse_options "$@"
     check_cloud_options
     [[ -n ${VALUES[--hosts]}${VALUES[--hostfile]} ]] || fail "specify the instances with --hosts or --hostfile."
     resolve_hosts
+    use_machine
     check_command
-    note "$INSTANCE"
     prepare_hosts
     set_variable DATA_DIR "${VALUES[--mount-point]}"
     set_variable DATACACHE_LOCAL_DIR "${VALUES[--local-dir]}"

@@ -2,8 +2,9 @@
 # Shared by all launch scripts: options named as in horovodrun, hosts, slots, and commands that are run or only printed.
 #
 # A launch script sources this one, adds its own options to VALUES, and calls parse_options "$@", resolve_hosts and
-# check_command. Then NUM_PROC, HOST_NAMES, HOST_SLOTS, HOST_LIST, INTERFACE and COMMAND are set. `run` prints a command
-# and, unless --dry-run was given, runs it; what --dry-run prints on standard output is itself a shell script.
+# check_command. Then NUM_PROC, HOST_NAMES, HOST_SLOTS, HOST_LIST, OTHERS (the addresses of hosts other than this machine)
+# and COMMAND are set. `run` prints a command and, unless --dry-run was given, runs it; what --dry-run prints on standard
+# output is itself a shell script.
 
 declare -A VALUES=(
     [--num-proc]="" [--hosts]="" [--hostfile]="" [--network-interfaces]="" [--ssh-port]="" [--ssh-identity-file]=""
@@ -15,8 +16,9 @@ declare -A ALIASES=(
     [-np]=--num-proc [-H]=--hosts [-hostfile]=--hostfile [-p]=--ssh-port [-i]=--ssh-identity-file
     [--network-interface]=--network-interfaces
 )
-DRY_RUN="" NUM_PROC="" HOST_LIST="" INTERFACE=""
-HOST_NAMES=() HOST_SLOTS=() COMMAND=()
+DRY_RUN="" NUM_PROC="" HOST_LIST=""
+HOST_NAMES=() HOST_SLOTS=() OTHERS=() COMMAND=()
+LAUNCH_FOLDER=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 fail() {
     printf '%s: %s\n' "$(basename "$0")" "$*" >&2
@@ -143,24 +145,35 @@ is_this_machine() {
 
 # If ranks run on several hosts, a name that resolves to the loopback address cannot be reached from the others.
 check_addresses() {
-    ((${#HOST_NAMES[@]} > 1)) || return 0
-    local name address other=""
+    local name address
     for name in "${HOST_NAMES[@]}"; do
         address=$(getent ahostsv4 "$name" | awk 'NR == 1 { print $1 }') || true
-        [[ $address != 127.* ]] \
+        [[ ${#HOST_NAMES[@]} == 1 || $address != 127.* ]] \
             || fail "host $name has the address $address here, which the other hosts cannot reach: see /etc/hosts."
         if [[ -z $address ]]; then
             note "$name does not resolve here; it must on the machine that starts the ranks."
         elif ! is_this_machine "$name"; then
-            other=${other:-$address}
+            OTHERS+=("$address")
         fi
     done
+}
+
+# What MPI is to use between the hosts: as wanted, or the network that they share with this machine (an interface may have
+# another name on each host), or else the interface that leads to the first of them.
+find_interface() {
+    local route address device network
     INTERFACE=${VALUES[--network-interfaces]}
-    if [[ -z $INTERFACE && -n $other ]]; then
-        INTERFACE=$(ip -o route get "$other" 2>/dev/null | sed -nE 's/.* dev ([^ ]+).*/\1/p') || true
-        [[ $INTERFACE != lo ]] || INTERFACE=""
-        [[ -z $INTERFACE ]] || note "interface $INTERFACE leads to $other; choose others with --network-interfaces."
-    fi
+    [[ -z $INTERFACE ]] || return 0
+    for address in "${OTHERS[@]}"; do
+        route=$(ip -o route get "$address" 2>/dev/null) || return 0
+        device=${device:-$(sed -nE 's/.* dev ([^ ]+).*/\1/p' <<<"$route")}
+        [[ $route == "$address dev $device "* ]] || network=none
+    done
+    [[ -n ${device:-} && $device != lo ]] || return 0
+    network=${network:-$(ip -o route show dev "$device" scope link match "${OTHERS[0]}" | awk 'NR == 1 { print $1 }')}
+    INTERFACE=$device
+    [[ $network != */* ]] || INTERFACE=$network
+    note "$INTERFACE leads to ${OTHERS[0]}; choose others with --network-interfaces."
 }
 
 # The first word must be a program; a module or script that Python is to run must exist.
@@ -187,15 +200,17 @@ check_mpi() {
         "the ranks with horovodrun.sh, which needs no MPI."
 }
 
-# Finds a program that comes with Horovod: beside the command's Python, or else on the PATH.
-beside_python() {
-    local beside
-    beside=$(dirname "$(command -v "${COMMAND[0]}")")/$1
-    if [[ -x $beside ]]; then
-        printf '%s\n' "$beside"
-    else
-        command -v "$1" || fail "$1 is neither beside ${COMMAND[0]} nor on the PATH."
-    fi
+# The Python that has Horovod: the command's, or that of horovodrun on the PATH, or the PATH's.
+find_python() {
+    local candidate
+    for candidate in "${COMMAND[0]}" "$(dirname "$(command -v horovodrun)")/python" python3; do
+        [[ $(basename "$candidate") == python* ]] || continue
+        candidate=$(command -v "$candidate") || continue
+        "$candidate" -c 'import horovod.runner' 2>/dev/null || continue
+        printf '%s\n' "$candidate"
+        return
+    done
+    fail "found no Python with Horovod: neither the command's, ${COMMAND[0]}, nor horovodrun's or python3 on the PATH."
 }
 
 ssh_arguments() {
@@ -226,19 +241,19 @@ run() {
 }
 
 start_horovodrun() {
-    local program arguments
-    program=$(beside_python horovodrun)
+    local python arguments interfaces=${VALUES[--network-interfaces]}
+    python=$(find_python)
     arguments=(
         -np "$NUM_PROC" -H "$HOST_LIST" --gloo
         --start-timeout "${VALUES[--start-timeout]}"
         --fusion-threshold-mb "${VALUES[--fusion-threshold-mb]}"
         --cycle-time-ms "${VALUES[--cycle-time-ms]}"
     )
-    [[ -z $INTERFACE ]] || arguments+=(--network-interfaces "$INTERFACE")
+    [[ -z $interfaces ]] || arguments+=(--network-interfaces "$interfaces")
     [[ -z ${VALUES[--ssh-port]} ]] || arguments+=(--ssh-port "${VALUES[--ssh-port]}")
     [[ -z ${VALUES[--ssh-identity-file]} ]] || arguments+=(--ssh-identity-file "${VALUES[--ssh-identity-file]}")
     describe_ranks
-    run "$program" "${arguments[@]}" "${COMMAND[@]}"
+    run "$python" "$LAUNCH_FOLDER/horovodrun.py" "${arguments[@]}" "${COMMAND[@]}"
 }
 
 # horovodrun sets these from its options; launchers without it pass them on as environment variables.
@@ -247,5 +262,5 @@ set_mpi_variables() {
     set_variable HOROVOD_CPU_OPERATIONS mpi
     set_variable HOROVOD_FUSION_THRESHOLD $((VALUES[--fusion-threshold-mb] * 1024 * 1024))
     set_variable HOROVOD_CYCLE_TIME "${VALUES[--cycle-time-ms]}"
-    [[ -z $INTERFACE ]] || set_variable NCCL_SOCKET_IFNAME "$INTERFACE"
+    [[ -z $INTERFACE || $INTERFACE == */* ]] || set_variable NCCL_SOCKET_IFNAME "$INTERFACE" # it takes no networks
 }

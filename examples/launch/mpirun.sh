@@ -16,6 +16,7 @@ check_command
 command -v mpirun >/dev/null || fail "mpirun was not found: install Open MPI (the packages openmpi-bin and libopenmpi-dev)."
 [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]] || fail "this mpirun is not Open MPI's, whose options are used here."
 check_mpi
+find_interface
 
 arguments=(-np "$NUM_PROC" -H "$HOST_LIST" -bind-to none -map-by slot -mca pml ob1 -mca btl ^openib)
 if [[ -n $INTERFACE ]]; then

@@ -57,6 +57,7 @@ resolve_allocation() {
 start_srun() {
     command -v srun >/dev/null || fail "srun was not found."
     check_mpi
+    find_interface
     set_mpi_variables
     [[ -z $INTERFACE ]] || set_variable OMPI_MCA_btl_tcp_if_include "$INTERFACE"
     describe_ranks
