@@ -37,6 +37,7 @@ class Aggregator(Renamed, abc.ABC):
     """
 
     old_names = {"owed": "residual", "sums": "returns_sum"}
+    recipe_name = ""  # what hvd.recipes calls it, for telemetry; equal aggregators may differ in it
     has_own_code = False  # whether values travel encoded, not in a plain dtype
     sends_nothing = False  # whether its input waits for a later step
     goes_by_nodes = False  # whether it needs to know the nodes of all ranks, which process sets do not

@@ -29,6 +29,7 @@ class Mean(Aggregator):
     """
 
     disk_name = "Mean"
+    recipe_name = "mean"
     wire_dtype: str | None = None
 
     def __post_init__(self):

@@ -204,7 +204,9 @@ class GradientExchange(Renamed):
         """The figures of the last exchange, see `Telemetry`; {} if there are none."""
         if self.telemetry is None or self._planned is None:
             return {}
-        return self.telemetry.read([(bucket.aggregator, bucket.state) for bucket in self._planned.buckets])
+        return self.telemetry.read(
+            self.aggregator, [(bucket.aggregator, bucket.state) for bucket in self._planned.buckets]
+        )
 
     @tf.autograph.experimental.do_not_convert
     def everywhere(self, condition: tf.Tensor) -> tf.Tensor:

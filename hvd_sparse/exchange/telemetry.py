@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +31,10 @@ class Telemetry:
     `read` returns, for the last committed exchange:
 
     - step: the number of exchanges so far, including those before a restart.
-    - recipe: the aggregator that ran; for a schedule its current stage; if `recipes.auto` has chosen several, each.
+    - recipe: the name of the recipe in `hvd.recipes`, such as "updates(hitopk)", and if another took its place, that
+      one's, too: "auto: topk", "schedule: dense", on one node "hitopk: mean"; if several did, each. For an aggregator
+      that no recipe made, its parts.
+    - parts: those of the aggregator that ran, such as "Hierarchical/Compressed/ErrorFeedback/MSTopK".
     - bytes_inside, bytes_across: payload that this rank sent to ranks of its own node, and to other nodes. Horovod's
       own control messages and the all-reduce that agrees on faults (4 bytes per bucket) are not included, nor is what
       the ranks of a node gather or add up to look ahead or to run an optimizer that needs whole variables.
@@ -97,20 +101,22 @@ class Telemetry:
         totals = [last[_FIELDS.index(total)] + sent for total, sent in zip(_TOTALS, sums, strict=False)]
         self._record.assign(tf.stack([tf.cast(step, tf.float64), *sums, exposed, norm, *totals]))
 
-    def read(self, buckets: Sequence[tuple[Aggregator, Any]]) -> dict[str, Any]:
+    def read(self, asked: Aggregator, buckets: Sequence[tuple[Aggregator, Any]]) -> dict[str, Any]:
         """The figures of the last step, see the class; {} before the first one.
 
         Args:
+            asked: the recipe that the user asked for.
             buckets: the aggregator of each bucket, and its state.
         """
         if self.step == 0:
             return {}
         fields = dict(zip(_FIELDS, self._record.numpy().tolist(), strict=True))
         norms = [float(tf.norm(aggregator.residual(state))) for aggregator, state in buckets]
-        ran = [part_names(aggregator.running(state)[0]) for aggregator, state in buckets]
+        ran = [(aggregator, aggregator.running(state)[0]) for aggregator, state in buckets]
         return {
             "step": int(fields["step"]),
-            "recipe": ", ".join(dict.fromkeys(ran)) or "rows",
+            "recipe": _each(_name(asked, used, part) for used, part in ran),
+            "parts": _each(part_names(part) for _, part in ran),
             "bytes_inside": int(fields["bytes_inside"]),
             "bytes_across": int(fields["bytes_across"]),
             **{total: int(fields[total]) for total in _TOTALS},
@@ -122,6 +128,19 @@ class Telemetry:
             "clamped": sum(_clamped(state) for _, state in buckets),
             "gain_ratio": _gain_ratio([state for _, state in buckets]),
         }
+
+
+def _each(names: Iterable[str]) -> str:
+    """Different names, each once; if there are none, only rows were exchanged."""
+    return ", ".join(dict.fromkeys(names)) or "rows"
+
+
+def _name(asked: Aggregator, used: Aggregator, ran: Aggregator) -> str:
+    """The name of the recipe that the user asked for, and of the one that ran in its place."""
+    given = asked.recipe_name or part_names(asked)
+    instead = ran.recipe_name or ("" if used is asked else used.recipe_name)
+    known = re.search(rf"(?<!\w){re.escape(instead)}(?!\w)", given)
+    return given if known else f"{given}: {instead}"
 
 
 def _time(after: Sequence[tf.Tensor], unknown: tf.Tensor) -> tf.Tensor:
@@ -173,7 +192,12 @@ def is_figure(variable: tf.Variable) -> bool:
 
 def timed(part: Any) -> Any:
     """The same aggregator with a `Timed` around each compressor that it calls."""
-    return Timed(part) if isinstance(part, Compressor) else rebuilt(part, timed)
+    if isinstance(part, Compressor):
+        return Timed(part)
+    measured = rebuilt(part, timed)
+    if isinstance(part, Aggregator):
+        object.__setattr__(measured, "recipe_name", part.recipe_name)  # its fields are frozen
+    return measured
 
 
 def part_names(aggregator: Aggregator) -> str:

@@ -19,6 +19,7 @@ from hvd_sparse.aggregators import (
     Warmup,
 )
 from hvd_sparse.aggregators.feedback import around_feedback
+from hvd_sparse.aggregators.named import named
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.selectors import TopK
@@ -29,6 +30,7 @@ from hvd_sparse.tuning.auto import Auto
 DGC_DENSITIES = (0.25, 0.0625, 0.015625)  # the stages of DGC's warm-up that lie above 1%
 
 
+@named
 def momentum_corrected(recipe: Aggregator, momentum: float | None = None, masking: bool = True) -> Aggregator:
     """Changes a sparse recipe so that each sender applies momentum before it selects (DGC 3.2 and 3.3).
 
@@ -51,6 +53,7 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
     return around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
 
 
+@named
 def updates(recipe: Aggregator, ahead: bool = False, every: int = 1, gain_ratio: bool = False) -> Aggregator:
     """Changes a sparse recipe so that the optimizer's updates of the weights are exchanged instead of gradients.
 
@@ -85,6 +88,7 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1, gain_ratio:
     return _every(_updates_of(recipe, sender), every)
 
 
+@named
 def warmup(
     recipe: Aggregator,
     stage_steps: int | None = None,
@@ -112,6 +116,7 @@ def warmup(
     return Warmup(recipe, (*dense_first, *((stage_steps, density) for density in densities)))
 
 
+@named
 def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:
     """Changes a sparse recipe so that small variables, such as biases and normalizations, are sent whole.
 
@@ -125,6 +130,7 @@ def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:
     return DenseBelow(recipe, elements)
 
 
+@named
 def schedule(stages: Sequence[tuple[int, Aggregator]]) -> Aggregator:
     """One recipe per range of epochs, for example [(0, hitopk(0.01)), (13, torus2d())] (CommLib 5.6)."""
     return Schedule(tuple((int(start), aggregator) for start, aggregator in stages))

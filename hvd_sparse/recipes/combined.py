@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_sparse.aggregators import Accumulated, Aggregator, Compressed, Hierarchical, LocalSteps, Outer
+from hvd_sparse.aggregators.named import named
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, Quantized, TopK
@@ -16,6 +17,7 @@ from hvd_sparse.recipes.whole import dense, torus2d
 from hvd_sparse.tuning.auto import BUDGET, Auto
 
 
+@named
 def dgc(
     density: float = 0.001, stage_steps: int = 100, momentum: float | None = None, masking: bool = True
 ) -> Aggregator:
@@ -37,6 +39,7 @@ def dgc(
     return warmup(recipe, stage_steps, densities) if densities else recipe
 
 
+@named
 def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
     """The recipe to start with: HiTopKComm of each node's updates, with gradients computed ahead (see `updates`).
 
@@ -53,6 +56,7 @@ def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
     return updates(hitopk(density, seed=seed), ahead=True, gain_ratio=True)
 
 
+@named
 def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggregator:
     """DiLoCo (Douillard et al. 2023): each node trains on its own for H steps, then all take an outer Nesterov step.
 
@@ -72,6 +76,7 @@ def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggrega
     return LocalSteps(whole, every, Outer(rate, momentum, nesterov=momentum > 0.0))
 
 
+@named
 def sparseloco(every: int = 30, k: int = 64, bucket: int = 4096, bits: int = 2, decay: float = 0.95) -> Aggregator:
     """SparseLoCo (Sarfi et al. 2025): like `diloco`, but without the outer step, and with the k largest of each bucket.
 
@@ -89,6 +94,7 @@ def sparseloco(every: int = 30, k: int = 64, bucket: int = 4096, bits: int = 2, 
     return LocalSteps(Hierarchical(Compressed(LocalUpdates(feedback, ahead=True, gathers=True))), every)
 
 
+@named
 def auto(
     density: float,
     candidates: Sequence[str] = CANDIDATES,

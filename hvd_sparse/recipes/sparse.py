@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvd_sparse.aggregators import Aggregator, Compressed, Hierarchical, SparCMLAlgorithm1, SparseAllReduce
+from hvd_sparse.aggregators.named import named
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.held import HeldThreshold
@@ -12,21 +13,25 @@ from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 
 
+@named
 def topk(density: Density, wire_dtype: str = "float32") -> Aggregator:
     """Exact top-k with error feedback, gathered from all ranks: CommLib's TopK-SGD by NaiveAG (3.2, Eq. 3)."""
     return Compressed(ErrorFeedback(TopK(density, wire_dtype)))
 
 
+@named
 def mstopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, seed: int = 0) -> Aggregator:
     """Like `topk`, with MSTopK selection (CommLib Algorithm 1)."""
     return Compressed(ErrorFeedback(MSTopK(density, wire_dtype, samplings, seed)))
 
 
+@named
 def hitopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, seed: int = 0) -> Aggregator:
     """HiTopKComm with MSTopK selection and error feedback: CommLib's MSTopK-SGD (Algorithms 1 and 2)."""
     return Hierarchical(Compressed(ErrorFeedback(MSTopK(density, wire_dtype, samplings, seed))))
 
 
+@named
 def dropping(
     density: Density,
     wire_dtype: str = "float32",
@@ -56,6 +61,7 @@ def dropping(
     return Compressed(ErrorFeedback(sent if quantizer is None else Quantized(sent, quantizer, seed=seed)))
 
 
+@named
 def dct(sparsity: float = 0.99, life: int = 1000, wire_dtype: str = "float32", drain: float = 0.0) -> Aggregator:
     """DCT-DP (Gupta et al. 2021, Algorithm 1) among ranks that send to each other, without servers.
 
@@ -73,6 +79,7 @@ def dct(sparsity: float = 0.99, life: int = 1000, wire_dtype: str = "float32", d
     return Compressed(ErrorFeedback(HeldThreshold(round(1.0 - sparsity, 12), wire_dtype, life, drain)))
 
 
+@named
 def sparcml(
     density: Density,
     bits: int | None = None,
@@ -101,6 +108,7 @@ def sparcml(
     return _sparcml(TopK(density), bits, collective, as_published, seed)
 
 
+@named
 def sparcml_buckets(
     k: int = 4,
     bucket: int = 512,

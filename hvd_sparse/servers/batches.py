@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from link import Caller, Client, Events, LinkError, Protocol, Request, Server, W
 
 _FAREWELL = 60.0  # seconds for which rank 0 keeps telling others that no batches are left
 _EPOCHS = 2**31
+_RAN_OUT = "Your input ran out of data; interrupting training"  # of Keras
 _PROTOCOL = Protocol(
     name="hvd_sparse batches",
     version=1,
@@ -95,7 +97,11 @@ class SharedBatches:
 
         A `map` behind it works on several batches at once if `num_parallel_calls` says so, not on as many as tf.data
         chooses: a batch that waits in this rank is one that a faster rank cannot take.
+
+        How many batches there are is known when they end, of which Keras warns ("Your input ran out of data"). That
+        warning is turned off, as here it is how every epoch ends.
         """
+        warnings.filterwarnings("ignore", _RAN_OUT, UserWarning)
         signature = tf.TensorSpec([None], tf.int64)
         options = tf.data.Options()
         options.experimental_optimization.map_parallelization = False

@@ -137,7 +137,7 @@ def test_telemetry_counts_what_was_sent():
     fit(model, callback, epochs=2)
     assert [record["step"] for record in callback.records] == [2, 4, 6, 8]
     record = callback.records[-1]
-    assert record["recipe"] == "Compressed/ErrorFeedback/TopK"
+    assert (record["recipe"], record["parts"]) == ("topk", "Compressed/ErrorFeedback/TopK")
     assert (record["bytes_inside"], record["bytes_across"]) == (0, 0)
     assert (record["total_bytes_inside"], record["total_bytes_across"]) == (0, 0)
     assert record["density"] == 2 / 8
@@ -166,7 +166,7 @@ def test_the_norm_is_that_of_the_own_gradient():
         optimizer.apply([tf.constant([3.0, 4.0, 0.0]), slices], [variable, table])
         assert optimizer.exchange.read_telemetry()["gradient_norm"] == expected
         slices = tf.IndexedSlices(tf.constant([[12.0]]), tf.constant([1]), tf.constant([2, 1]))
-    assert optimizer.exchange.read_telemetry()["recipe"] == "AllReduce"
+    assert optimizer.exchange.read_telemetry()["recipe"] == "mean"
     assert optimizer.exchange.read_telemetry()["density"] == 1.0
 
 
@@ -187,9 +187,10 @@ def test_telemetry_follows_a_schedule():
     callback = hvd.callbacks.TelemetryCallback(every=4)
     fit(compiled(aggregator=recipe), callback, epochs=2)
     first, second = callback.records
-    assert first["recipe"] == "Hierarchical/Compressed/ErrorFeedback/MSTopK"
+    assert first["recipe"] == "schedule: hitopk"
+    assert first["parts"] == "Hierarchical/Compressed/ErrorFeedback/MSTopK"
     assert first["compression_ms"] > 0 and first["density"] == 0.25
-    assert second["recipe"] == "AllReduce"
+    assert (second["recipe"], second["parts"]) == ("schedule: dense", "AllReduce")
     assert second["compression_ms"] == 0 == second["residual_norm"] and second["density"] == 1.0
 
 

@@ -99,8 +99,8 @@ class TelemetryCallback(DistributedCallback):
     def _write(self, group: str, record: dict[str, Any]) -> None:
         with self._writer.as_default(step=record["step"]):
             for name, value in record.items():
-                if name == "recipe":
-                    tf.summary.text(f"{group}/recipe", value)
+                if name in ("recipe", "parts"):
+                    tf.summary.text(f"{group}/{name}", value)
                 elif name == "staleness":
                     tf.summary.histogram("servers/staleness", np.repeat(list(value), list(value.values())))
                 elif name not in ("step", "optimizer"):
