@@ -1,10 +1,11 @@
 """Four ranks on two nodes train on real images over a slow network, with one recipe after another: `make demo`.
 
 Each recipe trains the same network of 1.1 million parameters, with the same settings, on crops of the photographs that
-scikit-image and scikit-learn ship; the held-out crops come from the other halves of the photographs. If started as
-root, the nodes are network namespaces on this machine, joined by links of 100 Mbit/s, which are removed at the end.
-DEMO_NETWORK=1gbit sets another rate. With DEMO_NETWORK=none, or without the right to create namespaces, the ranks use
-this machine's loopback. Writes results/demo.json and results/demo.png.
+scikit-image and scikit-learn ship; the held-out crops come from the other halves of the photographs. The nodes are
+network namespaces on this machine, joined by links of 100 Mbit/s, which are removed at the end; they need root, or a
+kernel that gives ordinary users namespaces of their own. DEMO_NETWORK=1gbit sets another rate. With DEMO_NETWORK=none,
+or if the kernel forbids namespaces, the ranks use this machine's loopback, where sending less gains nothing. Writes
+results/demo.json and results/demo.png.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 
-from benchmarks import cluster
+from benchmarks import cluster, sandbox
 from examples.demo import report
 from examples.demo.settings import EPOCHS, LOCAL_SIZE, NODES, RATE, RECIPES, STEPS
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of {STEPS} steps each (default: {EPOCHS})")
     options = parser.parse_args()
+    enter_sandbox()
     rate, told = network()
     print(
         f"{NODES * LOCAL_SIZE} ranks on {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
@@ -64,23 +66,30 @@ def main() -> None:
     print(f"Written to {RESULTS}/demo.json and {RESULTS}/demo.png")
 
 
+def enter_sandbox() -> None:
+    """Goes on in a user namespace of its own, if it takes one to make the network."""
+    if os.environ.get("DEMO_NETWORK") == "none" or os.geteuid() == 0 or sandbox.unavailable() is not None:
+        return
+    sandbox.enter([sys.executable, "-m", "examples.demo", *sys.argv[1:]])
+
+
 def network() -> tuple[str | None, str]:
     """The rate of the links, or None without links, and a message about the network for the user."""
     asked = os.environ.get("DEMO_NETWORK", RATE)
     if asked == "none":
-        return (
-            None,
-            "DEMO_NETWORK=none: the ranks use this machine's loopback, so the times are not those of a network.",
-        )
+        return None, f"DEMO_NETWORK=none: the ranks use this machine's loopback. {report.ON_LOOPBACK}"
     try:
         cluster.bits_per_second(asked)
     except ValueError as error:
         sys.exit(f"DEMO_NETWORK={asked}: {error}")
     missing = cluster.unavailable()
     if missing is not None:
-        return None, f"{missing} The ranks use this machine's loopback, so the times are not those of a network."
+        without = sandbox.unavailable()
+        instead = f"A namespace of your own instead: {without}. " if without else ""
+        return None, f"{missing} {instead}The ranks use this machine's loopback. {report.ON_LOOPBACK}"
     return asked, (
-        f"The nodes are network namespaces on this machine, joined by links of {asked}; they are removed at the end. "
+        f"The nodes are network namespaces on this machine, joined by links of {asked}; they are removed at the end"
+        f"{' (they are in a user namespace, as you are not root)' if sandbox.is_within() else ''}. "
         "Set DEMO_NETWORK=none to run without them."
     )
 
@@ -95,8 +104,8 @@ def on_links(command: list[str], rate: str) -> str | None:
 
 def on_loopback(command: list[str]) -> str | None:
     """Runs the ranks under horovodrun; returns how they failed, or None if they did not."""
-    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
-    launcher = [str(horovodrun), "-np", str(NODES * LOCAL_SIZE), "--gloo"]
+    horovodrun = pathlib.Path(__file__).parents[1] / "launch" / "horovodrun.py"
+    launcher = [sys.executable, str(horovodrun), "-np", str(NODES * LOCAL_SIZE), "--gloo"]
     with subprocess.Popen(
         [*launcher, *command],
         env={**os.environ, **QUIET},

@@ -55,13 +55,47 @@ def test_the_table_compares_with_the_first_recipe(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["demo.png"]
 
 
+def test_without_a_network_the_table_says_why_nothing_is_gained():
+    lines = list(report.table(summary() | {"network": None}))
+    assert any("loopback" in line and "gain nothing" in line for line in lines)
+    assert not any("loopback" in line for line in report.table(summary()))
+
+
+IN_SANDBOX = """
+import sys
+from benchmarks import cluster, sandbox
+if not sandbox.is_within():
+    sandbox.enter([sys.executable, "-c", sys.argv[1], sys.argv[1]])
+with cluster.Cluster(2, 1, "1gbit") as nodes:
+    statuses, rate = nodes.run(["hostname", "-i"]), cluster.raw_rate(nodes, 0.2)
+    print(statuses, 1e6 < rate < 1.1e9, nodes.traffic()[0].bytes > 1e4)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become an ordinary user")
+def test_an_ordinary_user_has_a_cluster_in_a_namespace_of_their_own():
+    as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", 'exec "$0" "$@"']
+    probe = [sys.executable, "-c", "from benchmarks import sandbox; print(sandbox.unavailable() or '')"]
+    reason = subprocess.run([*as_nobody, *probe], cwd=ROOT, capture_output=True, text=True)
+    if reason.returncode or reason.stdout.strip():
+        pytest.skip(reason.stdout.strip() or f"an ordinary user may not run {sys.executable}")
+    before = subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
+    command = [*as_nobody, sys.executable, "-c", IN_SANDBOX, IN_SANDBOX]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stdout.endswith("[0, 0] True True\n"), ended.stdout + ended.stderr
+    assert subprocess.run(["ip", "link"], capture_output=True, text=True).stdout.count("hvds") == before.count("hvds")
+
+
 def test_the_network_is_asked_for_and_said(monkeypatch):
     monkeypatch.setenv("DEMO_NETWORK", "none")
     rate, told = demo.network()
-    assert rate is None and "loopback" in told
+    assert rate is None and "loopback" in told and "gain nothing" in told
     monkeypatch.setenv("DEMO_NETWORK", "1gbit")
     monkeypatch.setattr(demo.cluster, "unavailable", lambda: "It needs root.")
-    assert demo.network() == (None, "It needs root. " + told.partition(": ")[2].replace("the ranks", "The ranks"))
+    monkeypatch.setattr(demo.sandbox, "unavailable", lambda: "the kernel forbids it")
+    rate, without = demo.network()
+    assert rate is None and "It needs root. A namespace of your own instead: the kernel forbids it." in without
+    assert without.endswith(told.partition(": ")[2].replace("the ranks", "The ranks"))
     monkeypatch.setattr(demo.cluster, "unavailable", lambda: None)
     rate, told = demo.network()
     assert rate == "1gbit" and "links of 1gbit; they are removed at the end" in told

@@ -1,0 +1,111 @@
+"""One job by each launcher, on the same hosts; each returns what the job printed."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+from collections.abc import Callable, Sequence
+
+from tools.launchers import slurm
+from tools.launchers.environment import ROOT
+from tools.launchers.hosts import PORT, Hosts, answered
+
+LAUNCH = ROOT / "examples" / "launch"
+LIMIT = 900.0  # seconds of a job, on a machine that is busy
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+Job = Callable[[Hosts, pathlib.Path, Sequence[str], int], str]
+
+
+class JobError(Exception):
+    """A job that failed, with what it printed."""
+
+
+def horovodrun(hosts: Hosts, python: pathlib.Path, command: Sequence[str], local: int) -> str:
+    """horovodrun.sh on this machine, over ssh."""
+    return _run(hosts, [], _over_ssh("horovodrun.sh", hosts, local, python, command))
+
+
+def mpi(hosts: Hosts, python: pathlib.Path, command: Sequence[str], local: int) -> str:
+    """mpirun.sh on this machine, over ssh."""
+    return _run(hosts, [], _over_ssh("mpirun.sh", hosts, local, python, command))
+
+
+def slurm_by_ssh(hosts: Hosts, python: pathlib.Path, command: Sequence[str], local: int) -> str:
+    """slurm.sh on the first host, whose job starts the ranks by horovodrun."""
+    return _by_slurm(hosts, ["--launcher", "horovodrun"], python, command, local)
+
+
+def slurm_by_srun(hosts: Hosts, python: pathlib.Path, command: Sequence[str], local: int) -> str:
+    """slurm.sh on the first host, whose job starts the ranks by srun and MPI."""
+    return _by_slurm(hosts, ["--launcher", "srun"], python, command, local)
+
+
+def ray(hosts: Hosts, python: pathlib.Path, command: Sequence[str], local: int) -> str:
+    """ray_job.py on the first host of a Ray cluster."""
+    program = [str(python.with_name("ray")), "start", "--block", "--disable-usage-stats", "--num-cpus", str(local)]
+    sizes = ["--object-store-memory", str(100 * 2**20)]
+    head = ["--head", "--include-dashboard=false", "--port", "6379", "--temp-dir", str(hosts.folder / "ray")]
+    address = f"{hosts.addresses[0]}:6379"
+    for host, own in enumerate(hosts.addresses):
+        role = head if host == 0 else ["--address", address]
+        server = hosts.start(host, [*program, *sizes, "--node-ip-address", own, *role], f"ray{host}.log")
+        if host == 0:
+            answered(own, 6379, server, lambda: hosts.read("ray0.log"))
+    job = [str(python), "-m", "examples.launch.ray_job", "--address", address, "--num-hosts", str(len(hosts.names))]
+    return _run(hosts, hosts.prefix(0), [*job, "--slots-per-host", str(local), "--", *command[1:]])
+
+
+JOBS: dict[str, tuple[Job, tuple[str, ...]]] = {  # name -> the job, and the programs it needs
+    "horovodrun": (horovodrun, ()),
+    "mpi": (mpi, ("mpirun",)),
+    "slurm": (slurm_by_ssh, slurm.PROGRAMS),
+    "srun": (slurm_by_srun, (*slurm.PROGRAMS, "mpirun")),
+    "ray": (ray, ()),
+}
+
+
+def _over_ssh(name: str, hosts: Hosts, local: int, python: pathlib.Path, command: Sequence[str]) -> list[str]:
+    where = ",".join(f"{address}:{local}" for address in hosts.addresses)
+    key = ["--ssh-port", str(PORT), "--ssh-identity-file", str(hosts.key)]
+    return [str(LAUNCH / name), "-H", where, *key, "--", str(python), *command]
+
+
+def _by_slurm(hosts: Hosts, options: Sequence[str], python: pathlib.Path, command: Sequence[str], local: int) -> str:
+    log = hosts.folder / "job.log"
+    variables = {**slurm.start(hosts, local), "SBATCH_WAIT": "1", "SBATCH_OUTPUT": str(log)}
+    size = ["--nodes", str(len(hosts.names)), "--slots-per-host", str(local)]
+    submit = [str(LAUNCH / "slurm.sh"), *size, *options, "--", str(python), *command]
+    try:
+        said = _run(hosts, hosts.prefix(0), submit, variables)
+    except JobError as failed:
+        raise JobError(f"{failed}{log.read_text() if log.exists() else ''}") from None
+    return said + log.read_text()
+
+
+def _run(hosts: Hosts, prefix: Sequence[str], command: Sequence[str], variables: dict[str, str] = {}) -> str:
+    environment = {**os.environ, **QUIET, **variables, "PATH": hosts.path}
+    try:
+        ended = subprocess.run(
+            [*prefix, *command],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired as late:
+        printed = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        raise JobError(f"{printed}\nThe job was still running after {LIMIT:g} s.") from None
+    if ended.returncode:
+        raise JobError(f"{ended.stdout}\nThe job ended with status {ended.returncode}.")
+    return ended.stdout
