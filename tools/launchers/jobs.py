@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from tools.launchers import slurm
 from tools.launchers.environment import ROOT
@@ -90,7 +91,9 @@ def _by_slurm(hosts: Hosts, options: Sequence[str], python: pathlib.Path, comman
     return said + log.read_text()
 
 
-def _run(hosts: Hosts, prefix: Sequence[str], command: Sequence[str], variables: dict[str, str] = {}) -> str:
+def _run(
+    hosts: Hosts, prefix: Sequence[str], command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
     environment = {**os.environ, **QUIET, **variables, "PATH": hosts.path}
     try:
         ended = subprocess.run(

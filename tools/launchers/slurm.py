@@ -10,6 +10,8 @@ from tools.launchers.hosts import Hosts, answered, find
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
 _START = 60.0  # seconds until all nodes are idle
+# A namespace's own /sys has no control groups, which slurmd looks for even if nothing uses them.
+_WITH_CGROUPS = ["sh", "-c", 'mount -t tmpfs cgroup /sys/fs/cgroup && exec "$0" "$@"']
 _SETTINGS = """ClusterName=box
 SlurmctldHost={first}({address})
 AuthInfo=socket={folder}/munge.socket
@@ -40,13 +42,14 @@ def start(hosts: Hosts, local: int) -> dict[str, str]:
     ]
     (folder / "slurmctld").mkdir()
     settings = _SETTINGS.format(first=hosts.names[0], address=hosts.addresses[0], folder=folder)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "slurm.conf").write_text(settings + "".join(nodes))
     variables = {"SLURM_CONF": str(folder / "slurm.conf")}
     _start_munge(hosts)
     control = _server(hosts, 0, "slurmctld", ["-D"], variables)
     answered(hosts.addresses[0], 6817, control, lambda: hosts.read("slurmctld.log"))
     for host, name in enumerate(hosts.names):
-        _server(hosts, host, "slurmd", ["-D", "-N", name], variables)
+        _server(hosts, host, "slurmd", ["-D", "-N", name], variables, _WITH_CGROUPS)
     _wait_until_idle(hosts, variables)
     return variables
 
@@ -70,9 +73,16 @@ def _start_munge(hosts: Hosts) -> None:
         time.sleep(0.05)
 
 
-def _server(hosts: Hosts, host: int, program: str, options: list[str], variables: dict[str, str]) -> subprocess.Popen:
+def _server(
+    hosts: Hosts,
+    host: int,
+    program: str,
+    options: list[str],
+    variables: dict[str, str],
+    prefix: list[str] | None = None,
+) -> subprocess.Popen:
     setting = [f"{name}={value}" for name, value in variables.items()]
-    return hosts.start(host, ["env", *setting, find(program) or program, *options], f"{program}.log")
+    return hosts.start(host, [*(prefix or []), "env", *setting, find(program) or program, *options], f"{program}.log")
 
 
 def _wait_until_idle(hosts: Hosts, variables: dict[str, str]) -> None:
