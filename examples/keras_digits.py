@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--checkpoint-dir", help="saves each epoch here, and resumes from the newest")
     options = parser.parse_args()
 
     hvd.init()  # <-
@@ -36,6 +37,8 @@ def main() -> None:
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # <-
         hvd.callbacks.MetricAverageCallback(),  # <-
     ]
+    if options.checkpoint_dir:
+        callbacks.append(hvd.callbacks.CheckpointCallback(options.checkpoint_dir))
     verbose = 2 if hvd.rank() == 0 else 0  # <-
     model.fit(images, labels, batch_size=16, epochs=options.epochs, callbacks=callbacks, verbose=verbose)
 
