@@ -12,6 +12,9 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
 DONE := $(VENV)/.done
 DOCS := .venv-docs
 NEWEST := .venv-newest
+OTHER := .venv-$(notdir $(PYTHON))
+# What differs between Pythons: loading of libraries, processes and their ends, buffers, a training under horovodrun.
+CHOICE := tests/ops tests/datacache tests/link tests/keras/test_optimizer.py tests/keras/test_checkpoint.py
 SEED ?= 1
 # What is compiled is kept, whatever the environment says, as hundreds of processes import the same modules.
 # A worker that crashes ends the run: pytest-xdist 3.8 can wait for ever after it has replaced one (its issue 1323).
@@ -20,7 +23,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n logical --maxprocesses 4 -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build install demo test test-quick test-rest test-all test-newest mutants lint types docs clean
+.PHONY: help setup build install demo test test-quick test-rest test-all test-newest test-python mutants lint types docs clean
 
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
@@ -43,6 +46,11 @@ test-all: test  ## all tests, one tier after the other (40 minutes on two cores)
 test-newest: setup $(NEWEST)/.done  ## datacache and link on the newest packages that pyproject.toml allows (3 minutes)
 	@PYTHONDONTWRITEBYTECODE= $(NEWEST)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup \
 		--max-worker-restart 0 -m "not thorough" tests/datacache tests/link
+
+test-python: setup $(OTHER)/.done  ## a choice of tests on another Python: make test-python PYTHON=python3.13
+	@PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup \
+		--max-worker-restart 0 -m "not thorough" $(CHOICE)
+	@PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest tests/examples/test_resumed.py
 
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
 	@$(RUN) -m tools.mutants --seed $(SEED)
@@ -69,7 +77,7 @@ build: $(DONE)/requirements  ## the native libraries, where their sources have c
 	@$(RUN) setup.py --quiet build_ext --inplace
 
 clean:          ## removes all of it but the cached Horovod wheel
-	@rm -rf $(VENV) $(DOCS) $(NEWEST) site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
+	@rm -rf $(VENV) $(DOCS) $(NEWEST) .venv-python* site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(DOCS)/.done: requirements-docs.txt
@@ -88,6 +96,13 @@ $(NEWEST)/.done: requirements.txt requirements-dev.txt pyproject.toml | $(DONE)/
 	@echo "Installing the newest packages that pyproject.toml allows into $(NEWEST) ..."
 	@$(NEWEST)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r $(NEWEST)/requirements.txt
 	@tools/horovod/build_wheel.sh $(NEWEST)/bin/python
+	@touch $@
+
+$(OTHER)/.done: requirements.txt requirements-dev.txt $(wildcard tools/horovod/*.sh)
+	@$(PYTHON) -m venv --clear $(OTHER)
+	@echo "Installing TensorFlow and the other pinned packages into $(OTHER) (about a minute) ..."
+	@$(OTHER)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r requirements-dev.txt
+	@tools/horovod/build_wheel.sh $(OTHER)/bin/python
 	@touch $@
 
 $(DONE)/environment:

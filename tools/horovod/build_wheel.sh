@@ -7,7 +7,8 @@
 #
 # HVD_SPARSE_CACHE names the cache (default: ~/.cache/hvd_sparse).
 # HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs, with a CUDA 12 toolkit (HOROVOD_CUDA_HOME, or that of the nvcc that is found;
-# pip's packages have no nvcc) and with NCCL (HOROVOD_NCCL_HOME, or what the compiler finds).
+# pip's packages for CUDA 12 have no nvcc) and with NCCL (HOROVOD_NCCL_HOME, what the compiler finds, or the environment's
+# nvidia-nccl-cu12, which tensorflow[and-cuda] brings).
 set -euo pipefail
 usage="usage: build_wheel.sh PYTHON, the interpreter of an environment that has TensorFlow"
 python=${1:?$usage}
@@ -19,6 +20,7 @@ oldest=2.21 # TensorFlow; the sources are changed by include/ to fit this one
 builders=(setuptools==80.9.0 wheel==0.45.1 cmake==3.31.6 packaging cloudpickle psutil PyYAML)
 cache=${HVD_SPARSE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hvd_sparse}
 operations=${HOROVOD_GPU_OPERATIONS:-}
+nccl_package="" # its folder, if NCCL is that of pip
 
 fail() {
     echo "build_wheel.sh: $*" >&2
@@ -36,23 +38,35 @@ pip() {
 # Prints what a build for GPUs depends on; for one without, nothing.
 describe_gpu() {
     [[ -n $operations ]] || return 0
-    echo "$operations, NCCL $nccl, $("$nvcc" --version | tail -2), ${HOROVOD_BUILD_CUDA_CC_LIST:-}"
+    echo "$operations, NCCL $nccl${nccl_package:+ of pip}, $("$nvcc" --version | tail -2), ${HOROVOD_BUILD_CUDA_CC_LIST:-}"
+}
+
+# The version of NCCL whose header is in a folder, or is found by the compiler itself.
+nccl_of() {
+    printf '#include <nccl.h>\nNCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' \
+        | "${CXX:-c++}" -E -P -I "${1:-$cuda/include}" -I "$cuda/include" -x c++ - 2>/dev/null | tail -1
+}
+
+# The folder of the package nvidia-nccl-cu12, which has no libnccl.so: the linker is given one.
+nccl_of_pip() {
+    "$python" -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0])' 2>/dev/null
 }
 
 find_gpu() {
     [[ $operations == NCCL ]] || fail "HOROVOD_GPU_OPERATIONS must be NCCL, or empty for none, got $operations."
     nvcc=$(readlink -f "$(command -v "${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc")") && [[ -n $nvcc ]] \
         || fail "HOROVOD_GPU_OPERATIONS=$operations needs nvcc, of a CUDA 12 toolkit: install one and set" \
-            "HOROVOD_CUDA_HOME to its folder, or unset HOROVOD_GPU_OPERATIONS to build for CPUs."
-    local release folders=(-I "${nvcc%/bin/nvcc}/include")
+            "HOROVOD_CUDA_HOME to its folder (pip's packages for CUDA 12 have no nvcc), or unset HOROVOD_GPU_OPERATIONS" \
+            "to build for CPUs."
+    local release
+    cuda=${nvcc%/bin/nvcc}
     release=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
     [[ $release == 12 ]] || fail "$nvcc is of CUDA $release, and TensorFlow $tensorflow uses CUDA 12: set HOROVOD_CUDA_HOME" \
         "to the folder of a CUDA 12 toolkit, or unset HOROVOD_GPU_OPERATIONS to build for CPUs."
-    [[ -z ${HOROVOD_NCCL_HOME:-} ]] || folders=(-I "$HOROVOD_NCCL_HOME/include" "${folders[@]}")
-    nccl=$(printf '#include <nccl.h>\nNCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' \
-        | "${CXX:-c++}" -E -P "${folders[@]}" -x c++ - 2>/dev/null | tail -1) \
-        || fail "HOROVOD_GPU_OPERATIONS=$operations needs NCCL, and nccl.h was not found: install libnccl-dev, or set" \
-            "HOROVOD_NCCL_HOME to the folder that has include/nccl.h."
+    nccl=$(nccl_of "${HOROVOD_NCCL_HOME:+$HOROVOD_NCCL_HOME/include}") && return
+    nccl_package=$(nccl_of_pip) && [[ -z ${HOROVOD_NCCL_HOME:-} ]] && nccl=$(nccl_of "$nccl_package/include") \
+        || fail "HOROVOD_GPU_OPERATIONS=$operations needs NCCL, and nccl.h was not found: install libnccl-dev, or pip's" \
+            "nvidia-nccl-cu12, or set HOROVOD_NCCL_HOME to the folder that has include/nccl.h."
 }
 
 tensorflow=$(version_of tensorflow-cpu || version_of tensorflow) \
@@ -88,8 +102,15 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
     if [ "$with_mpi" = 1 ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
     if [[ -n $operations ]]; then
-        export HOROVOD_GPU=CUDA HOROVOD_CUDA_HOME=${nvcc%/bin/nvcc}
+        export HOROVOD_GPU=CUDA HOROVOD_CUDA_HOME=$cuda
         export CXXFLAGS="-include $building/include/gpu.h${CXXFLAGS:+ $CXXFLAGS}"
+    fi
+    if [[ -n $nccl_package ]]; then
+        mkdir -p "$building/nccl/lib"
+        ln -s "$nccl_package/include" "$building/nccl/include"
+        ln -s "$nccl_package/lib/libnccl.so.2" "$building/nccl/lib/libnccl.so"
+        # Where the package lies as seen from horovod/tensorflow/, for the loader.
+        export HOROVOD_NCCL_HOME=$building/nccl LDFLAGS="-Wl,-rpath,\$ORIGIN/../../nvidia/nccl/lib${LDFLAGS:+ $LDFLAGS}"
     fi
     export MAKEFLAGS="-j$(nproc)" PATH="$building/tools/bin:$building/environment/bin:$PATH"
     # The source archive only: there are no binary wheels, and a stray one would be built for something else. So would be

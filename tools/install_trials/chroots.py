@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tools.install_trials.debian import HOME, USER, Debian, Host, unavailable
 from tools.install_trials.hosts import two_hosts
+from tools.install_trials.systems import HOME, USER, Debian, Host, unavailable
 from tools.install_trials.user import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def main() -> int:
 def _try(root: Path, suite: str, revision: str) -> None:
     print(f"{revision} in Debian's {suite}", flush=True)
     with ExitStack() as cleanup:
-        with _step("debootstrap"):
+        with step("debootstrap"):
             debian = cleanup.enter_context(Debian(root, suite))
         began = time.monotonic()
         _install(debian, revision)
@@ -70,30 +70,30 @@ def _try(root: Path, suite: str, revision: str) -> None:
 def _install(debian: Debian, revision: str) -> None:
     packages, lines = documented(revision, "Install")[:2]
     more, _ = documented(revision, SEVERAL)
-    with _step("packages, as root"):
+    with step("packages, as root"):
         debian.run("apt-get update -qq", "root", "/")
         for line in (packages, more):
             options = "install -qq --yes --no-install-recommends"
             debian.run(line.replace("sudo ", "").replace("install", options), "root", "/")
-    with _step("the checkout"):
+    with step("the checkout"):
         archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
         (debian.root / SOURCES[1:]).mkdir()
         subprocess.run(["tar", "-x", "-C", debian.root / SOURCES[1:]], input=archive, check=True)
         debian.run(f"chown -R {USER}: {SOURCES}", "root", "/")
     for line in lines.splitlines():
-        with _step(line):
+        with step(line):
             debian.run(line, folder=SOURCES)
     print("          " + debian.run("ENV/bin/python -V", folder=SOURCES).strip(), flush=True)
 
 
 def _train(debian: Debian, host: Host, revision: str) -> None:
     _, lines = documented(revision, SEVERAL)
-    with _step("training on two hosts, in which a rank is killed"):
+    with step("training on two hosts, in which a rank is killed"):
         status, printed = _killed(debian, host, lines)
-        _require(status != 0 and KILLED_IN in printed, f"the job did not end with its rank ({status}):\n{printed}")
-    with _step("the same command again"):
+        require(status != 0 and KILLED_IN in printed, f"the job did not end with its rank ({status}):\n{printed}")
+    with step("the same command again"):
         printed = host.run(lines, folder=SOURCES)
-        _require("training resumes from" in printed and "test accuracy" in printed, printed)
+        require("training resumes from" in printed and "test accuracy" in printed, printed)
     for line in printed.splitlines():
         if "training resumes from" in line or "test accuracy" in line:
             print(f"          {line}", flush=True)
@@ -116,7 +116,7 @@ def _a_rank(debian: Debian) -> int:
     """The process of a rank: the newest that runs the script itself, not a shell or a launcher with its name."""
     running = debian.processes()
     ranks = [number for number, words in running.items() if re.match(r"\S*python\S* examples/keras_digits.py", words)]
-    _require(bool(ranks), f"no rank was found among {sorted(running.values())}")
+    require(bool(ranks), f"no rank was found among {sorted(running.values())}")
     return max(ranks)
 
 
@@ -127,19 +127,20 @@ def documented(revision: str, heading: str) -> list[str]:
     ).stdout
     section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    _require(bool(blocks), f"docs/start.md of {revision} has no commands under {heading!r}")
+    require(bool(blocks), f"docs/start.md of {revision} has no commands under {heading!r}")
     return blocks
 
 
 @contextmanager
-def _step(name: str) -> Iterator[None]:
+def step(name: str) -> Iterator[None]:
     """Prints how long a step took."""
     began = time.monotonic()
     yield
     print(f"  {time.monotonic() - began:5.0f} s  {name.strip()}", flush=True)
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
+    """Raises an AssertionError with the end of a text if something does not hold."""
     if not holds:
         raise AssertionError(otherwise[-3000:])
 

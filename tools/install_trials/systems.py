@@ -1,6 +1,6 @@
-"""A clean Debian in a folder, made by debootstrap, with mounts and processes of its own that end with its maker.
+"""A system in a folder, such as a clean Debian, with mounts and processes of its own that end with its maker.
 
-However the maker ends, the guard sees its input closed: it ends the first process in the Debian, with which the kernel
+However the maker ends, the guard sees its input closed: it ends the first process in the system, with which the kernel
 ends all others and drops the mounts, and then removes the folder.
 """
 
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from tools.install_trials.user import KEPT, CommandError
 
@@ -30,10 +31,10 @@ rm -rf --one-file-system "$0"
 
 
 class Host:
-    """Where commands run in a Debian: by default on the network of this machine.
+    """Where commands of a system run, and on which network.
 
     Args:
-        root: the folder that is the Debian's root.
+        root: the folder that is the system's root.
         entered: the command that a command is put behind to run with its mounts, processes and network.
     """
 
@@ -41,9 +42,9 @@ class Host:
         self.root, self.entered = root, list(entered)
 
     def command(self, script: str, user: str, folder: str) -> list[str]:
-        """A command that runs lines of a shell, as somebody, in a folder of the Debian."""
+        """A command that runs lines of a shell, as somebody, in a folder of the system."""
         home = "/root" if user == "root" else HOME
-        kept = [f"{name}={value}" for name, value in os.environ.items() if _is_kept(name)]
+        kept = [f"{name}={value}" for name, value in passed_on()]
         variables = ["env", "-i", f"PATH={SEARCHED}", f"HOME={home}", f"USER={user}", "LANG=C.UTF-8", *kept]
         lines = f"set -eo pipefail\ncd {folder}\n{script}"
         return [*self.entered, "chroot", f"--userspec={user}:{user}", str(self.root), *variables, "bash", "-c", lines]
@@ -72,25 +73,28 @@ class Host:
             return running.wait(LIMIT)
 
 
-class Debian(Host):
-    """A release of Debian for the duration of a `with` block, with an ordinary user.
+class System(Host):
+    """A system on the network of this machine, for the duration of a `with` block.
 
     Args:
         root: a folder that does not exist yet; it is removed afterwards.
-        suite: the name of the release, such as trixie.
     """
 
-    def __init__(self, root: Path, suite: str):
+    def __init__(self, root: Path):
         super().__init__(root, ())
-        self.suite = suite
         self._cleanup = contextlib.ExitStack()
 
-    def __enter__(self) -> Debian:
+    def fill(self) -> None:
+        """Puts the files of the system into its folder."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         self.root.mkdir(parents=True)
         number = keep(["bash", "-c", GUARD, str(self.root), KEEPER], self._cleanup)
         self.entered = ["nsenter", "--target", number, "--mount", "--pid", "--"]
         try:
-            self._make()
+            self.fill()
+            self._mount()
         except BaseException:
             self._cleanup.close()
             raise
@@ -109,30 +113,44 @@ class Debian(Host):
                     found[int(place.name)] = (place / "cmdline").read_text().replace("\0", " ")
         return found
 
-    def _make(self) -> None:
-        self._outside("debootstrap", "--variant=minbase", self.suite, str(self.root), MIRROR)
+    def outside(self, *command: str) -> None:
+        """Runs a command of this machine with the mounts and processes of the system."""
+        done = subprocess.run([*self.entered, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            printed = (done.stdout + done.stderr)[-2000:]
+            raise CommandError(f"{' '.join(command)} ended with {done.returncode}:\n{printed}")
+
+    def _mount(self) -> None:
         for kind, options, place in (
             ("proc", "nosuid", "proc"),
             ("sysfs", "ro", "sys"),
             ("tmpfs", "mode=1777", "dev/shm"),
         ):
             (self.root / place).mkdir(exist_ok=True)
-            self._outside("mount", "-t", kind, "-o", options, kind, str(self.root / place))
-        for name in filter(_is_kept, os.environ):  # such as certificates of this machine's network
-            path = Path(os.environ[name])
+            self.outside("mount", "-t", kind, "-o", options, kind, str(self.root / place))
+        for _, value in passed_on():  # such as certificates of this machine's network
+            path = Path(value)
             if path.is_absolute() and path.is_file():
                 inside = self.root / path.relative_to("/")
                 inside.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, inside)
-        self.run(f"useradd --create-home --shell /bin/bash {USER}", user="root", folder="/")
 
-    def _outside(self, *command: str) -> None:
-        """Runs a command of this machine with the mounts and processes of the Debian."""
-        done = subprocess.run([*self.entered, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            raise CommandError(
-                f"{' '.join(command)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
-            )
+
+class Debian(System):
+    """A release of Debian as debootstrap makes it, with an ordinary user.
+
+    Args:
+        root: as for `System`.
+        suite: the name of the release, such as trixie.
+    """
+
+    def __init__(self, root: Path, suite: str):
+        super().__init__(root)
+        self.suite = suite
+
+    def fill(self) -> None:
+        self.outside("debootstrap", "--variant=minbase", self.suite, str(self.root), MIRROR)
+        self.run(f"useradd --create-home --shell /bin/bash {USER}", user="root", folder="/")
 
 
 def keep(command: Sequence[str], cleanup: contextlib.ExitStack) -> str:
@@ -149,14 +167,23 @@ def keep(command: Sequence[str], cleanup: contextlib.ExitStack) -> str:
     return number
 
 
-def unavailable() -> str | None:
-    """The reason why no Debian can be made here, with the remedy; None if one can."""
+def unavailable(*more: str) -> str | None:
+    """The reason why no system can be made here, with the remedy; None if one can.
+
+    Args:
+        more: commands that are needed besides, each of a package of its name.
+    """
     if os.geteuid() != 0:
         return "debootstrap needs root: run it as root or with sudo (what is tried runs as an ordinary user)."
-    missing = [command for command in ("debootstrap", "ip", "nsenter", "unshare") if shutil.which(command) is None]
-    if missing:
-        return f"{' and '.join(missing)} missing: install the packages debootstrap, iproute2 and util-linux."
-    return None
+    packages = {"debootstrap": "debootstrap", "ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+    packages |= dict(zip(more, more, strict=True))
+    missing = [package for command, package in packages.items() if shutil.which(command) is None]
+    return f"Install the packages {' and '.join(missing)} first." if missing else None
+
+
+def passed_on() -> list[tuple[str, str]]:
+    """The variables of this machine that say where packages come from, which a system needs too."""
+    return [(name, value) for name, value in sorted(os.environ.items()) if _is_kept(name)]
 
 
 def _is_kept(name: str) -> bool:
