@@ -4,9 +4,10 @@
     python3 -m tools.install_trials --python /usr/bin/python3.13 --revision 0416afa
 
 If root starts it, the commands run as the user `nobody`. Each Python gets a temporary folder with a space in its name,
-a home that holds nothing, and the files of the commit. Packages come from where pip takes them on this machine. It
-takes ten minutes or more for each Python, most of them for TensorFlow, Horovod's build and our own. Prints what became
-of each trial; the status is 1 if one failed.
+a home that holds nothing, and the files of the commit. Packages come from where pip takes them on this machine.
+HVD_SPARSE_CACHE is the user's, too: where it has a wheel of Horovod that fits, Horovod is not built again. It takes half
+an hour for each Python, most of it for TensorFlow, Horovod's build and our own, three times. Prints what became of each
+trial; the status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def _tried(python: Path, revision: str) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="install trials ") as folder:
         place = _lay_out(Path(folder), python, revision)
+        if not place.user.can_run(python):
+            print(f"  FAILED  the user cannot run {python}: name another with --python", flush=True)
+            return 1
         print(f"{revision} with {place.run(python, '-V').strip()}", flush=True)
         for trial in TRIALS:
             name = trial.__name__.replace("_", " ")

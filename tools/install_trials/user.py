@@ -12,6 +12,7 @@ ORDINARY = "nobody"  # who runs the commands if root started the trials
 LIMIT = 3600.0  # seconds of a command; a slow machine compiles for minutes
 # Where packages come from is a setting of this machine; all else of its environment is left out.
 KEPT = ("PATH", "LANG", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+KEPT += ("HVD_SPARSE_CACHE",)  # whoever sets it has a wheel of Horovod, and will not wait for another
 
 
 class CommandError(Exception):
@@ -36,6 +37,13 @@ class User:
         if self._account:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, self._account.pw_uid, self._account.pw_gid, follow_symlinks=False)
+
+    def can_run(self, python: Path) -> bool:
+        """Whether this user may run an interpreter, which can be in a home that is closed to others."""
+        try:
+            return self.attempt(python, "-V", folder=Path("/"))[0] == 0
+        except PermissionError:
+            return False
 
     def run(self, *command: str | Path, folder: Path) -> str:
         """What a command prints.
