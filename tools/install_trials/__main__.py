@@ -5,9 +5,9 @@
 
 If root starts it, the commands run as the user `nobody`. Each Python gets a temporary folder with a space in its name,
 a home that holds nothing, and the files of the commit. Packages come from where pip takes them on this machine.
-HVD_SPARSE_CACHE is the user's, too: where it has a wheel of Horovod that fits, Horovod is not built again. It takes half
-an hour for each Python, most of it for TensorFlow, Horovod's build and our own, three times. Prints what became of each
-trial; the status is 1 if one failed.
+HVD_SPARSE_CACHE is the user's, too: where it has a wheel of Horovod that fits, Horovod is not built again. It takes
+half an hour for each Python, most of it for TensorFlow, Horovod's build and our own, three times. Prints what became of
+each trial; the status is 1 if one failed.
 """
 
 from __future__ import annotations

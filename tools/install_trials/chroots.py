@@ -38,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", action="append", help=f"may be repeated (default: {' and '.join(SUITES)})")
     parser.add_argument("--revision", default="HEAD", help="the commit (default: %(default)s)")
+    parser.add_argument("--originals", type=Path, help="has a folder SUITE that debootstrap has filled, to be copied")
     parser.add_argument("--folder", help="where the Debian is made (default: a temporary folder)")
     options = parser.parse_args()
     reason = unavailable()
@@ -48,18 +49,19 @@ def main() -> int:
     for suite in options.suite or SUITES:
         with tempfile.TemporaryDirectory(prefix="debian-", dir=options.folder) as folder:
             try:
-                _try(Path(folder) / suite, suite, options.revision)
+                original = options.originals and options.originals / suite
+                _try(Debian(Path(folder) / suite, suite, original), options.revision)
             except (AssertionError, CommandError) as error:
                 print(f"  FAILED  {error}", flush=True)
                 failed = True
     return int(failed)
 
 
-def _try(root: Path, suite: str, revision: str) -> None:
-    print(f"{revision} in Debian's {suite}", flush=True)
+def _try(system: Debian, revision: str) -> None:
+    print(f"{revision} in Debian's {system.suite}", flush=True)
     with ExitStack() as cleanup:
         with step("debootstrap"):
-            debian = cleanup.enter_context(Debian(root, suite))
+            debian = cleanup.enter_context(system)
         began = time.monotonic()
         _install(debian, revision)
         hosts = cleanup.enter_context(two_hosts(debian))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tools.install_trials.chroots import ROOT, require, step
 from tools.install_trials.hosts import NAMES, two_hosts
-from tools.install_trials.systems import Debian, System, passed_on, unavailable
+from tools.install_trials.systems import Debian, System, inside, passed_on, unavailable
 from tools.install_trials.user import CommandError
 
 TEMPLATE = ROOT / "examples" / "launch" / "mpijob.yaml"
@@ -64,6 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--revision", default="HEAD", help="the commit (default: %(default)s)")
     parser.add_argument("--cache", type=Path, help="a folder for Horovod's wheel (default: none)")
+    parser.add_argument("--original", type=Path, help=f"a {SUITE} that debootstrap has filled, to be copied")
     parser.add_argument("--folder", help="where it is built (default: a temporary folder)")
     options = parser.parse_args()
     reason = unavailable("buildah")
@@ -72,16 +73,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="images-", dir=options.folder) as folder:
         try:
-            _try(Path(folder), options.revision, options.cache)
+            _try(Path(folder), options.revision, options.cache, options.original)
         except (AssertionError, CommandError) as error:
             print(f"  FAILED  {error}", flush=True)
             return 1
     return 0
 
 
-def _try(folder: Path, revision: str, cache: Path | None) -> None:
+def _try(folder: Path, revision: str, cache: Path | None, original: Path | None) -> None:
     buildah = Buildah(folder / "storage")
-    with step("debootstrap"), Debian(folder / "debian", SUITE) as debian:
+    with step("debootstrap"), Debian(folder / "debian", SUITE, original) as debian:
         _commit(buildah, debian.root)
     sources = folder / "sources"
     sources.mkdir()
@@ -89,11 +90,13 @@ def _try(folder: Path, revision: str, cache: Path | None) -> None:
     subprocess.run(["tar", "-x", "-C", sources], input=archive, check=True)
     name = named_image()
     with step(f"{DOCKERFILE} as {name}"):
-        kept = [word for variable, value in passed_on() for word in ("--env", f"{variable}={value}")]
-        volumes = ["--volume", f"{cache.resolve()}:/root/.cache/hvd_sparse"] if cache else []
-        for _, value in passed_on():
+        kept, volumes = [], []
+        for variable, value in passed_on():
+            kept += ["--env", f"{variable}={inside(variable, value)}"]
             if os.path.isfile(value):
-                volumes += ["--volume", f"{value}:{value}:ro"]
+                volumes += ["--volume", f"{value}:{inside(variable, value)}:ro"]
+        if cache:
+            volumes += ["--volume", f"{cache.resolve()}:/root/.cache/hvd_sparse"]
         options = ["--isolation", "chroot", "--pull-never", "--layers=false", *kept, *volumes]
         buildah.run("bud", *options, "-f", DOCKERFILE, "-t", name, ".", folder=sources)
     with step("training on two hosts of it"), Image(folder / "image", buildah, name) as image:

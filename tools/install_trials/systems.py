@@ -20,6 +20,7 @@ MIRROR = "http://deb.debian.org/debian"
 USER = "ordinary"
 HOME = f"/home/{USER}"
 LIMIT = 3600.0  # seconds of a command
+COPIES = "/var/lib/of-this-machine"
 SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A shell that says which process it is to the machine outside, and waits until its input is closed.
 KEEPER = "read -r number rest </proc/self/stat; echo $number; exec cat >/dev/null"
@@ -44,7 +45,7 @@ class Host:
     def command(self, script: str, user: str, folder: str) -> list[str]:
         """A command that runs lines of a shell, as somebody, in a folder of the system."""
         home = "/root" if user == "root" else HOME
-        kept = [f"{name}={value}" for name, value in passed_on()]
+        kept = [f"{name}={inside(name, value)}" for name, value in passed_on()]
         variables = ["env", "-i", f"PATH={SEARCHED}", f"HOME={home}", f"USER={user}", "LANG=C.UTF-8", *kept]
         lines = f"set -eo pipefail\ncd {folder}\n{script}"
         return [*self.entered, "chroot", f"--userspec={user}:{user}", str(self.root), *variables, "bash", "-c", lines]
@@ -128,12 +129,11 @@ class System(Host):
         ):
             (self.root / place).mkdir(exist_ok=True)
             self.outside("mount", "-t", kind, "-o", options, kind, str(self.root / place))
-        for _, value in passed_on():  # such as certificates of this machine's network
-            path = Path(value)
-            if path.is_absolute() and path.is_file():
-                inside = self.root / path.relative_to("/")
-                inside.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, inside)
+        for name, value in passed_on():
+            copy = self.root / inside(name, value)[1:]
+            if Path(value).is_file():  # such as certificates of this machine's network
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(value, copy)
 
 
 class Debian(System):
@@ -142,14 +142,18 @@ class Debian(System):
     Args:
         root: as for `System`.
         suite: the name of the release, such as trixie.
+        original: a folder that debootstrap has filled, which is copied; by default it fills this one.
     """
 
-    def __init__(self, root: Path, suite: str):
+    def __init__(self, root: Path, suite: str, original: Path | None = None):
         super().__init__(root)
-        self.suite = suite
+        self.suite, self.original = suite, original
 
     def fill(self) -> None:
-        self.outside("debootstrap", "--variant=minbase", self.suite, str(self.root), MIRROR)
+        if self.original:
+            self.outside("cp", "-a", f"{self.original}/.", str(self.root))
+        else:
+            self.outside("debootstrap", "--variant=minbase", self.suite, str(self.root), MIRROR)
         self.run(f"useradd --create-home --shell /bin/bash {USER}", user="root", folder="/")
 
 
@@ -184,6 +188,11 @@ def unavailable(*more: str) -> str | None:
 def passed_on() -> list[tuple[str, str]]:
     """The variables of this machine that say where packages come from, which a system needs too."""
     return [(name, value) for name, value in sorted(os.environ.items()) if _is_kept(name)]
+
+
+def inside(name: str, value: str) -> str:
+    """What one of these variables is in a system: if it names a file, a copy that no package replaces."""
+    return f"{COPIES}/{name}" if Path(value).is_file() else value
 
 
 def _is_kept(name: str) -> bool:
