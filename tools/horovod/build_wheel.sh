@@ -41,10 +41,10 @@ describe_gpu() {
     echo "$operations, NCCL $nccl${nccl_package:+ of pip}, $("$nvcc" --version | tail -2), ${HOROVOD_BUILD_CUDA_CC_LIST:-}"
 }
 
-# The version of NCCL whose header is in a folder, or is found by the compiler itself.
-nccl_of() {
-    printf '#include <nccl.h>\nNCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' \
-        | "${CXX:-c++}" -E -P -I "${1:-$cuda/include}" -I "$cuda/include" -x c++ - 2>/dev/null | tail -1
+# The version of NCCL whose header is in a folder.
+nccl_in() {
+    [[ -r $1/include/nccl.h ]] && sed -nE 's/^#define NCCL_(MAJOR|MINOR|PATCH) +([0-9]+).*/\2/p' "$1/include/nccl.h" \
+        | paste -sd .
 }
 
 # The folder of the package nvidia-nccl-cu12, which has no libnccl.so: the linker is given one.
@@ -63,10 +63,20 @@ find_gpu() {
     release=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
     [[ $release == 12 ]] || fail "$nvcc is of CUDA $release, and TensorFlow $tensorflow uses CUDA 12: set HOROVOD_CUDA_HOME" \
         "to the folder of a CUDA 12 toolkit, or unset HOROVOD_GPU_OPERATIONS to build for CPUs."
-    nccl=$(nccl_of "${HOROVOD_NCCL_HOME:+$HOROVOD_NCCL_HOME/include}") && return
-    nccl_package=$(nccl_of_pip) && [[ -z ${HOROVOD_NCCL_HOME:-} ]] && nccl=$(nccl_of "$nccl_package/include") \
-        || fail "HOROVOD_GPU_OPERATIONS=$operations needs NCCL, and nccl.h was not found: install libnccl-dev, or pip's" \
-            "nvidia-nccl-cu12, or set HOROVOD_NCCL_HOME to the folder that has include/nccl.h."
+    find_nccl
+}
+
+find_nccl() {
+    local folder package folders=("$cuda" /usr)
+    package=$(nccl_of_pip) && folders+=("$package")
+    [[ -z ${HOROVOD_NCCL_HOME:-} ]] || folders=("$HOROVOD_NCCL_HOME")
+    for folder in "${folders[@]}"; do
+        nccl=$(nccl_in "$folder") || continue
+        [[ $folder != "$package" ]] || nccl_package=$folder
+        return 0
+    done
+    fail "HOROVOD_GPU_OPERATIONS=$operations needs NCCL, and nccl.h was not found: install libnccl-dev, or pip's" \
+        "nvidia-nccl-cu12, or set HOROVOD_NCCL_HOME to the folder that has include/nccl.h."
 }
 
 tensorflow=$(version_of tensorflow-cpu || version_of tensorflow) \

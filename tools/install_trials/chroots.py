@@ -29,7 +29,8 @@ from tools.install_trials.user import CommandError
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = f"{HOME}/hvd_sparse"
 SUITES = ("bookworm", "trixie")
-SEVERAL = "Several hosts, and a training that was stopped"  # a heading of docs/start.md
+PAGE = "docs/start.md"
+SEVERAL = "Several hosts, and a training that was stopped"
 KILLED_IN = "Epoch 4/"  # three checkpoints are written by then
 
 
@@ -123,14 +124,17 @@ def _a_rank(debian: Debian) -> int:
 
 
 def documented(revision: str, heading: str) -> list[str]:
-    """The blocks of commands under a heading of docs/start.md, in their order."""
-    text = subprocess.run(
-        ["git", "show", f"{revision}:docs/start.md"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+    """The blocks of commands under a heading of docs/start.md of a commit, in their order."""
+    shown = ["git", "show", f"{revision}:{PAGE}"]
+    return blocks(subprocess.run(shown, cwd=ROOT, check=True, capture_output=True, text=True).stdout, heading)
+
+
+def blocks(text: str, heading: str) -> list[str]:
+    """The blocks of commands under a heading of a page, in their order."""
     section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    require(bool(blocks), f"docs/start.md of {revision} has no commands under {heading!r}")
-    return blocks
+    found = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    require(bool(found), f"there are no commands under {heading!r}")
+    return found
 
 
 @contextmanager

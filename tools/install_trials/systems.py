@@ -127,7 +127,7 @@ class System(Host):
             ("sysfs", "ro", "sys"),
             ("tmpfs", "mode=1777", "dev/shm"),
         ):
-            (self.root / place).mkdir(exist_ok=True)
+            (self.root / place).mkdir(parents=True, exist_ok=True)
             self.outside("mount", "-t", kind, "-o", options, kind, str(self.root / place))
         for name, value in passed_on():
             copy = self.root / inside(name, value)[1:]
