@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from tools.launchers import slurm
 from tools.launchers.environment import ROOT
-from tools.launchers.hosts import PORT, Hosts, answered
+from tools.launchers.hosts import PORT, Hosts
 
 LAUNCH = ROOT / "examples" / "launch"
 LIMIT = 900.0  # seconds of a job, on a machine that is busy
@@ -51,15 +51,13 @@ def slurm_by_srun(hosts: Hosts, python: pathlib.Path, command: Sequence[str], lo
 
 def ray(hosts: Hosts, python: pathlib.Path, command: Sequence[str], local: int) -> str:
     """ray_job.py on the first host of a Ray cluster."""
-    program = [str(python.with_name("ray")), "start", "--block", "--disable-usage-stats", "--num-cpus", str(local)]
+    address = f"{hosts.addresses[0]}:6379"
+    program = [str(python.with_name("ray")), "start", "--disable-usage-stats", "--num-cpus", str(local)]
     sizes = ["--object-store-memory", str(100 * 2**20)]
     head = ["--head", "--include-dashboard=false", "--port", "6379", "--temp-dir", str(hosts.folder / "ray")]
-    address = f"{hosts.addresses[0]}:6379"
     for host, own in enumerate(hosts.addresses):
-        role = head if host == 0 else ["--address", address]
-        server = hosts.start(host, [*program, *sizes, "--node-ip-address", own, *role], f"ray{host}.log")
-        if host == 0:
-            answered(own, 6379, server, lambda: hosts.read("ray0.log"))
+        role = ["--address", address] if host else head
+        _run(hosts, hosts.prefix(host), [*program, *sizes, "--node-ip-address", own, *role])
     job = [str(python), "-m", "examples.launch.ray_job", "--address", address, "--num-hosts", str(len(hosts.names))]
     return _run(hosts, hosts.prefix(0), [*job, "--slots-per-host", str(local), "--", *command[1:]])
 
@@ -87,7 +85,8 @@ def _by_slurm(hosts: Hosts, options: Sequence[str], python: pathlib.Path, comman
     try:
         said = _run(hosts, hosts.prefix(0), submit, variables)
     except JobError as failed:
-        raise JobError(f"{failed}{log.read_text() if log.exists() else ''}") from None
+        printed = log.read_text() if log.exists() else ""
+        raise JobError(f"{failed}\n{printed}\nslurmd printed:\n{hosts.read('slurmd.log')}") from None
     return said + log.read_text()
 
 

@@ -18,6 +18,7 @@ AuthInfo=socket={folder}/munge.socket
 SlurmUser=root
 StateSaveLocation={folder}/slurmctld
 SlurmdSpoolDir={folder}/slurmd-%n
+TmpFS={folder}/tmp-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdParameters=config_overrides
@@ -40,7 +41,8 @@ def start(hosts: Hosts, local: int) -> dict[str, str]:
         f"NodeName={name} NodeAddr={address} CPUs={local} State=UNKNOWN\n"
         for name, address in zip(hosts.names, hosts.addresses, strict=True)
     ]
-    (folder / "slurmctld").mkdir()
+    for name in ("slurmctld", *(f"tmp-{name}" for name in hosts.names)):  # each host needs a /tmp of its own
+        (folder / name).mkdir()
     settings = _SETTINGS.format(first=hosts.names[0], address=hosts.addresses[0], folder=folder)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "slurm.conf").write_text(settings + "".join(nodes))
