@@ -72,6 +72,7 @@ NAMES = {
     "warmup(topk)": lambda recipes: recipes.warmup(recipes.topk(0.01), stage_steps=2),
     "schedule: dense": lambda recipes: recipes.schedule([(0, recipes.dense()), (5, recipes.topk(0.5))]),
     "torus2d": lambda recipes: recipes.torus2d(),
+    "auto: topk": lambda recipes: recipes.auto(0.5, ["topk"]),
 }
 
 
