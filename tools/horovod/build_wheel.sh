@@ -35,6 +35,11 @@ pip() {
     "$python" -m pip --disable-pip-version-check --no-input "$@"
 }
 
+# Since GCC 14 it is an error that a constant is assigned to, in a template that nobody uses.
+fit_sources() {
+    sed -i 's/^  const size_type count_;/  size_type count_;/' "$1/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
+}
+
 # Prints what a build for GPUs depends on; for one without, nothing.
 describe_gpu() {
     [[ -n $operations ]] || return 0
@@ -111,9 +116,10 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     export CPATH="$building/include:$include/external/highwayhash:$include/external/farmhash_archive/src${CPATH:+:$CPATH}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
     if [ "$with_mpi" = 1 ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
+    export CXXFLAGS="-include $building/include/standard.h${CXXFLAGS:+ $CXXFLAGS}"
     if [[ -n $operations ]]; then
         export HOROVOD_GPU=CUDA HOROVOD_CUDA_HOME=$cuda
-        export CXXFLAGS="-include $building/include/gpu.h${CXXFLAGS:+ $CXXFLAGS}"
+        export CXXFLAGS="-include $building/include/gpu.h $CXXFLAGS"
     fi
     if [[ -n $nccl_package ]]; then
         mkdir -p "$building/nccl/lib"
@@ -125,10 +131,17 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     export MAKEFLAGS="-j$(nproc)" PATH="$building/tools/bin:$building/environment/bin:$PATH"
     # The source archive only: there are no binary wheels, and a stray one would be built for something else. So would be
     # one that pip itself kept from an earlier build: its cache knows nothing of MPI, TensorFlow or the compiler.
-    "$builder" -m pip wheel --no-cache-dir --no-deps --no-build-isolation --no-binary horovod \
-        -w "$building" "horovod==$version" >"$building/log" 2>&1 || {
-        tail -60 "$building/log" >&2
-        fail "Horovod $version did not build; the end of its log stands above."
+    {
+        "$builder" -m pip download --no-cache-dir --no-deps --no-build-isolation --no-binary horovod \
+            -d "$building" "horovod==$version" \
+            && tar -xzf "$building/horovod-$version.tar.gz" -C "$building" \
+            && fit_sources "$building/horovod-$version" \
+            && "$builder" -m pip wheel --no-cache-dir --no-deps --no-build-isolation \
+                -w "$building" "$building/horovod-$version"
+    } >"$building/log" 2>&1 || {
+        mkdir -p "$cache" && cp "$building/log" "$cache/horovod-$version.log"
+        grep -E -A3 '(error|Error): |No such file' "$building/log" | head -30 >&2 || tail -60 "$building/log" >&2
+        fail "Horovod $version did not build: errors stand above, the whole log is in $cache/horovod-$version.log."
     }
     unset PYTHONPATH
     mkdir -p "$wheels"
