@@ -1,0 +1,3 @@
+"""A script that has imported Keras."""
+
+import keras  # noqa: F401
