@@ -140,7 +140,8 @@ def test_a_command_runs(command):
 
 @pytest.mark.thorough
 def test_commands_in_sentences_are_there_and_take_their_options():
-    texts = [blocks.FENCED.sub("", path.read_text()) for path in blocks.pages()]
+    pages = [path for path in blocks.pages() if path.name != "CHANGELOG.md"]  # which tells of what was
+    texts = [blocks.FENCED.sub("", path.read_text()) for path in pages]
     found = {" ".join(command.split()) for text in texts for command in INLINE.findall(text)}
     assert len(found) > 20
     problems = {command: commands.problem(shlex.split(command)) for command in sorted(found)}

@@ -1,4 +1,4 @@
-"""A folder of images of two classes, how they are decoded, and a model of them."""
+"""A folder of images of two classes, and a model of them."""
 
 import pathlib
 
@@ -6,16 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import datacache  # noqa: F401
 import hvd_sparse as hvd
 
 hvd.init()
 path = pathlib.Path("images")
-epoch = 0
-
-
-def decode(data: bytes) -> np.ndarray:
-    return tf.io.decode_png(data).numpy().astype("f4")
 
 
 def _write_images() -> None:
@@ -30,7 +24,9 @@ if hvd.rank() == 0:
     _write_images()
 hvd.barrier()
 
-model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+model = keras.Sequential(
+    [keras.Input((224, 224, 3)), keras.layers.AveragePooling2D(56), keras.layers.Flatten(), keras.layers.Dense(2)]
+)
 model.compile(
-    hvd.DistributedOptimizer(keras.optimizers.SGD(0.001)), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    hvd.DistributedOptimizer(keras.optimizers.SGD(1e-4)), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 )

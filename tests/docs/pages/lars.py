@@ -1,6 +1,8 @@
-"""A script that has begun."""
+"""A model and data."""
 
-import hvd_sparse as hvd
-import lars  # noqa: F401
+import tensorflow as tf
 
-hvd.init()
+from tests.docs import pages
+
+model = pages.model()
+dataset = tf.data.Dataset.from_tensor_slices(pages.data()).batch(32)
