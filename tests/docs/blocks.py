@@ -14,7 +14,15 @@ FENCED = re.compile(r"^( *)(```+|~~~+)(.*)\n((?:.*\n)*?)\1\2 *$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block: the number of its page's blocks up to it, the line of its first line, its language, its text."""
+    """A fenced block.
+
+    Attributes:
+        page: the path of its document.
+        number: how many blocks the page has up to it.
+        line: of its first line.
+        language: as written after the fence; without one it is "sh".
+        text: its lines.
+    """
 
     page: str
     number: int
@@ -40,7 +48,7 @@ def of_page(path: pathlib.Path) -> Iterator[Block]:
     for number, found in enumerate(FENCED.finditer(text), 1):
         line = text.count("\n", 0, found.start(4)) + 1
         name = path.relative_to(ROOT).as_posix()
-        yield Block(name, number, line, found[3].strip(), textwrap.dedent(found[4]))
+        yield Block(name, number, line, found[3].strip() or "sh", textwrap.dedent(found[4]))
 
 
 def collect() -> list[Block]:

@@ -80,10 +80,12 @@ def _of_python(words: list[str]) -> str:
             return MODULES[module](arguments)
         if not _is_there(module):
             return f"there is no module {module}"
-        return _takes(["-m", module], arguments)
+        return _takes([sys.executable, "-m", module], arguments)
     if words[1] in OF_THE_READER:
         return ""
-    return _takes([words[1]], words[2:]) if (ROOT / words[1]).is_file() else f"there is no file {words[1]}"
+    return (
+        _takes([sys.executable, words[1]], words[2:]) if (ROOT / words[1]).is_file() else f"there is no file {words[1]}"
+    )
 
 
 def _is_there(module: str) -> bool:
@@ -94,22 +96,20 @@ def _is_there(module: str) -> bool:
 
 
 def _takes(program: list[str], arguments: Sequence[str]) -> str:
-    """Whether a program's help names the options; what follows "--" is for another program."""
-    given = [*arguments, "--"][: [*arguments, "--"].index("--")]
+    """Whether a program's help names the options; what follows "--" is a command of its own."""
+    end = [*arguments, "--"].index("--")
+    given, rest = arguments[:end], arguments[end + 1 :]
     options = [word.partition("=")[0] for word in given if word.startswith("-")]
-    if not options:
-        return ""
-    told = _help(tuple(program))
-    if given[0] in re.findall(r"\w+", "".join(re.findall(r"\{[\w,]+\}", told))):  # a subcommand
+    told = _help(tuple(program)) if options else ""
+    if re.search(rf"^ +{given[0] if given else '-'} ", told, re.MULTILINE):  # a subcommand
         told = _help((*program, given[0]))
-    return "".join(f"{' '.join(program)} has no {each}\n" for each in options if not re.search(rf"{each}\b", told))
+    unknown = [f"{' '.join(program)} has no {each}" for each in options if not re.search(rf"{each}\b", told)]
+    return "; ".join(unknown) or (problem(rest) if rest else "")
 
 
 @functools.cache
 def _help(program: tuple[str, ...]) -> str:
-    ended = subprocess.run(
-        [sys.executable, *program, "--help"], cwd=ROOT, env={**os.environ, **QUIET}, capture_output=True, text=True
-    )
+    ended = subprocess.run([*program, "--help"], cwd=ROOT, env={**os.environ, **QUIET}, capture_output=True, text=True)
     return ended.stdout
 
 
@@ -164,7 +164,7 @@ def _of_a_package_manager(words: list[str]) -> str:
 
 def _of_a_file(words: list[str]) -> str:
     path = ROOT / words[0]
-    return "" if os.access(path, os.X_OK) else f"{words[0]} cannot be executed"
+    return _takes([str(path)], words[1:]) if os.access(path, os.X_OK) else f"{words[0]} cannot be executed"
 
 
 def _run(command: list[str]) -> str:
@@ -186,6 +186,8 @@ PROGRAMS: dict[str, Callable[[list[str]], str]] = {
     "sh": _of_sh,
     "compute-sanitizer": _of_sanitizer,
     "apt-get": _of_a_package_manager,
+    "sudo": lambda words: problem(words[1:]),
+    "printf": lambda words: "",  # of the shell
 }
 MODULES: dict[str, Callable[[list[str]], str]] = {
     "pip": _of_pip,

@@ -37,15 +37,15 @@ class Death(keras.callbacks.Callback):
 
 
 class UntilBack(keras.callbacks.Callback):
-    """Ends the training when a file is there."""
+    """Ends the training when a file is there, or after a time, so that a rank that is left behind ends too."""
 
     def __init__(self, back: pathlib.Path):
         super().__init__()
-        self._back = back
+        self._back, self._end = back, time.monotonic() + ranks.LIMIT
 
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(PAUSE)
-        self.model.stop_training = self._back.exists()
+        self.model.stop_training = self._back.exists() or time.monotonic() > self._end
 
 
 class Back(keras.callbacks.Callback):

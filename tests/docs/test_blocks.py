@@ -160,6 +160,8 @@ WRONG = {
     "HVD_SPARSE_UNKNOWN=1 make test": "nothing reads",
     "pip install '.[nothing]'": "no extra",
     "tools/none.sh": "add how it is checked",
+    "examples/launch/slurm.sh --hostfile hosts -- python -m examples.keras_digits": "has no --hostfile",
+    "examples/launch/mpirun.sh --hostfile hosts -- python -m examples.nothing": "no module",
     "python -m pytest tests/docs/blocks.py": "no tests",
 }
 
@@ -169,9 +171,9 @@ def test_a_wrong_command_is_seen(command):
     assert WRONG[command] in commands.problem(shlex.split(command))
 
 
-def test_a_block_of_no_language_is_found(tmp_path, monkeypatch):
+def test_blocks_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "ROOT", tmp_path)
     (tmp_path / "page.md").write_text("One.\n\n```\nls\n```\n\n- two\n\n  ~~~ python\n  x = [\n  ~~~\n")
     first, second = blocks.collect()
-    assert (first.name, first.line, first.language, first.text) == ("page.md 1", 4, "", "ls\n")
+    assert (first.name, first.line, first.language, first.text) == ("page.md 1", 4, "sh", "ls\n")
     assert (second.name, second.line, second.language, second.text) == ("page.md 2", 10, "python", "x = [\n")

@@ -132,7 +132,7 @@ def documented(revision: str, heading: str) -> list[str]:
 def blocks(text: str, heading: str) -> list[str]:
     """The blocks of commands under a heading of a page, in their order."""
     section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     require(bool(found), f"there are no commands under {heading!r}")
     return found
 
