@@ -101,8 +101,9 @@ def _takes(program: list[str], arguments: Sequence[str]) -> str:
     given, rest = arguments[:end], arguments[end + 1 :]
     options = [word.partition("=")[0] for word in given if word.startswith("-")]
     told = _help(tuple(program)) if options else ""
-    if re.search(rf"^ +{given[0] if given else '-'} ", told, re.MULTILINE):  # a subcommand
-        told = _help((*program, given[0]))
+    first = given[0] if given else ""
+    if re.match(r"\w+$", first) and re.search(rf"^ +{first} ", told, re.MULTILINE):  # a subcommand
+        told = _help((*program, first))
     unknown = [f"{' '.join(program)} has no {each}" for each in options if not re.search(rf"{each}\b", told)]
     return "; ".join(unknown) or (problem(rest) if rest else "")
 
