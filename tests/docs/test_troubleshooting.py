@@ -2,11 +2,10 @@
 
 import ast
 import functools
+import importlib.util
 import pathlib
 import re
 
-import horovod
-import keras
 import pytest
 
 from tests.docs.blocks import ROOT
@@ -65,9 +64,8 @@ def test_the_message_is_in_the_source(message):
 @functools.cache
 def of_others():
     """All bytes in which Horovod and Keras have their messages."""
-    folder = pathlib.Path(horovod.__file__).parent
-    paths = [*folder.rglob("*.py"), *(folder / "tensorflow").glob("*.so")]
-    paths += (pathlib.Path(keras.__file__).parent / "src" / "trainers").rglob("*.py")
+    horovod, keras = (pathlib.Path(importlib.util.find_spec(name).origin).parent for name in ("horovod", "keras"))
+    paths = [*horovod.rglob("*.py"), *(horovod / "tensorflow").glob("*.so"), *(keras / "src/trainers").rglob("*.py")]
     return b"".join(path.read_bytes() for path in paths)
 
 
