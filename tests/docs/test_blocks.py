@@ -160,7 +160,7 @@ WRONG = {
     "HVD_SPARSE_UNKNOWN=1 make test": "nothing reads",
     "pip install '.[nothing]'": "no extra",
     "tools/none.sh": "add how it is checked",
-    "examples/launch/slurm.sh --hostfile hosts -- python -m examples.keras_digits": "has no --hostfile",
+    "examples/launch/slurm.sh --host-file hosts -- python -m examples.keras_digits": "has no --host-file",
     "examples/launch/mpirun.sh --hostfile hosts -- python -m examples.nothing": "no module",
     "python -m pytest tests/docs/blocks.py": "no tests",
 }
