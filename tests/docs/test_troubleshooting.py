@@ -23,7 +23,8 @@ def messages(text):
 
 def pattern(message):
     """A pattern that finds a message in the source, where "..." is any text."""
-    return re.compile(".*".join(map(re.escape, message.split("..."))), re.DOTALL)
+    parts = message.removeprefix("...").split("...")
+    return re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
 
 
 @functools.cache
