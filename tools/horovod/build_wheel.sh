@@ -93,7 +93,8 @@ command -v make >/dev/null || fail "make is missing: install it."
 [[ -z $operations ]] || find_gpu
 
 with_mpi=0
-command -v mpicxx >/dev/null && with_mpi=1
+# Open MPI's programs have an mpicxx also where its headers are not installed.
+echo '#include <mpi.h>' | mpicxx -E -x c++ - >/dev/null 2>&1 && with_mpi=1
 key=$( { echo "$version $tensorflow mpi=$with_mpi"; "$python" -VV; "${CXX:-c++}" --version | head -1; uname -m
          cat "$here"/build_wheel.sh; find "$here"/include -type f | sort | xargs -d '\n' cat
          describe_gpu
