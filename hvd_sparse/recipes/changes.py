@@ -47,8 +47,8 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
     """
     if any(isinstance(part, Auto) for part in parts(recipe)):
         raise ValueError(
-            "Expected a recipe with error feedback, such as hvd.recipes.hitopk(0.01), got Auto, which may choose dense "
-            "candidates: with these the momentum has to stay with the optimizer."
+            "Expected a recipe with error feedback of gradients, such as hvd.recipes.hitopk(0.01), got Auto, which may "
+            "choose dense candidates: with these the momentum has to stay with the optimizer."
         )
     return around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
 

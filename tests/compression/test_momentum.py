@@ -90,7 +90,7 @@ def test_refuses_a_momentum_that_does_not_decay(momentum):
     [recipes.dense, recipes.torus2d, lambda: recipes.auto(0.1), lambda: recipes.schedule([(0, recipes.topk(1))])],
 )
 def test_a_recipe_without_feedback_of_its_own_is_refused(make):
-    with pytest.raises(ValueError, match="with error feedback, such as hvd.recipes.hitopk"):
+    with pytest.raises(ValueError, match="with error feedback of gradients, such as hvd.recipes.hitopk"):
         recipes.momentum_corrected(make())
 
 

@@ -22,7 +22,8 @@ import pytest
 
 from tests.parallel.launch import horovodrun
 
-LIMIT = 300.0  # seconds of a launch, including imports on a busy machine
+LIMIT = 300.0  # seconds of a launch, including imports on a busy machine, and for each function in it
+EACH = 30.0
 ALONE = "HVD_SPARSE_FAULTS_ALONE"  # set: each function has its own launch, so that none fails because of another
 STARTED = "HVD_SPARSE_FAULTS_STARTED"  # "0": the functions call hvd.init themselves
 
@@ -43,7 +44,7 @@ class Launched:
     Args:
         files: their names, without "actors_".
         count: number of ranks P.
-        limit: seconds after which all processes are killed.
+        limit: seconds after which all processes are killed, beside `EACH` for each function.
         environment: added to the ranks' environment.
         prefix: put before the launcher.
     """
@@ -70,7 +71,8 @@ class Launched:
     def _launch(self, wanted: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = ["-m", "tests.faults.ranks", *wanted, "--results", folder]
-            ended = horovodrun(self._count, command, self._limit, environment=self._environment, prefix=self._prefix)
+            limit = self._limit + EACH * len(wanted)
+            ended = horovodrun(self._count, command, limit, environment=self._environment, prefix=self._prefix)
             outcomes = [_outcomes(pathlib.Path(folder) / f"rank{rank}.jsonl") for rank in range(self._count)]
         for name in wanted:
             texts = [_text(rank, outcome.get(name)) for rank, outcome in enumerate(outcomes)]
