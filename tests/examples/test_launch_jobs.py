@@ -11,21 +11,14 @@ import pytest
 import yaml
 
 from examples.launch import mpijob, ray_job
+from tests.examples import launching
 from tests.parallel import launch
 
 TRAIN = ["python", "-m", "examples.imagenet", "--epochs", "2"]
 
 
-def run(module, *arguments, environment=None, limit=60):
-    return subprocess.run(
-        [sys.executable, "-m", f"examples.launch.{module}", *arguments],
-        cwd=launch.ROOT,
-        env={**os.environ, **launch.QUIET, **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
+def run(module, *arguments, **options):
+    return launching.run(f"examples.launch.{module}", *arguments, **options)
 
 
 def make(*arguments):
