@@ -4,6 +4,7 @@
 #                       `make install`, that of your own environment
 # HVD_SPARSE_CACHE=...  where the Horovod wheel is kept (default ~/.cache/hvd_sparse)
 # SEED=...              of `make mutants` (default 1)
+# WITHIN=...            seconds after which `make test-rest` begins no further test (default: all are run)
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -38,7 +39,7 @@ test-quick: setup
 	@$(TESTS) -m "not thorough"
 
 test-rest: setup  ## the thorough tests: what `make test` leaves out
-	@$(TESTS) -m thorough
+	@$(TESTS) -m thorough $(if $(WITHIN),--within $(WITHIN))
 
 test-all: test  ## all tests, one tier after the other (40 minutes on two cores)
 	@$(MAKE) --no-print-directory test-rest

@@ -1,16 +1,20 @@
 """Settings for all tests: TensorFlow is quiet and uses few threads, measurements of other runs are not reused,
 Hypothesis draws the same examples in each run, and tests are in two tiers: those not marked `thorough` are quick.
 
-Tests can be spread over processes with `pytest -n 2 --dist loadgroup`, as `make test` does.
+Tests can be spread over processes with `pytest -n 2 --dist loadgroup`, as `make test` does. `--within SECONDS` begins
+as many as there is time for, in an order that the commit decides; the others are skipped and counted.
 """
 
 import atexit
 import gc
 import os
 import pathlib
+import random
 import resource
 import shutil
+import subprocess
 import tempfile
+import time
 
 from tests.parallel.launch import QUIET, SECONDS
 
@@ -38,6 +42,16 @@ MULTI_RANK = pathlib.Path(__file__).with_name("test_parallel.py")
 FEW = 4  # the quick tier runs a property test on a quarter of its examples
 
 # ---- tiers ----
+
+
+def pytest_addoption(parser):
+    """Adds `--within`."""
+    parser.addoption(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="begin no test after these, and draw the order by the commit: each run of many gets to others",
+    )
 
 
 def pytest_configure(config):
@@ -89,8 +103,37 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for item in items if item not in repeated]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
+    if items and items[0].config.getoption("within") is not None:
+        items[:] = drawn(items, _commit())
+        return
     expected = budget.Spent.read(budget.COMMITTED)
     items.sort(key=lambda item: (item.path != MULTI_RANK, -expected.of_file(_file(item))))
+
+
+def drawn(items, seed):
+    """The items, group by group, in an order that the seed decides."""
+    places = {group: number for number, group in enumerate(sorted({_group(item) for item in items}))}
+    order = random.Random(seed).sample(range(len(places)), len(places))
+    return sorted(items, key=lambda item: order[places[_group(item)]])
+
+
+def _commit():
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+_began = time.monotonic()
+_begun = set()  # groups; their tests share what the first has started
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item):
+    """Skips tests that would begin after the time of `--within`."""
+    within, group = item.config.getoption("within"), _group(item)
+    if within is None or group in _begun or time.monotonic() - _began < within:
+        _begun.add(group)
+    else:
+        pytest.skip(f"not begun within {within:.0f} s: left to runs of other commits, or without --within")
 
 
 def _group(item):

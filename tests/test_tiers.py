@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,13 @@ from tests.members import AGGREGATORS
 from tests.parallel import cases
 
 CASES = cases.load(cases.suites())
+HOOKS = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_generate_tests",
+    "pytest_runtest_call",
+    "pytest_runtest_setup",
+]
 MADE_UP = """
 import pytest
 from hypothesis import given, strategies as st
@@ -45,8 +53,7 @@ def collected(folder, *words):
     (folder / "drawn").write_text("")
     (folder / "test_made_up.py").write_text(MADE_UP)
     settings = folder / "conftest.py"
-    hooks = "pytest_collection_modifyitems, pytest_generate_tests, pytest_runtest_call"
-    settings.write_text(f"from tests.conftest import {hooks}\n")
+    settings.write_text(f"from tests.conftest import {', '.join(HOOKS)}\n")
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = thorough\n")
     command = [sys.executable, "-m", "pytest", "-v", "--strict-markers", "-p", "no:cacheprovider", "--rootdir", folder]
     ended = subprocess.run(
@@ -69,6 +76,19 @@ def test_each_test_is_in_one_tier(tmp_path):
     assert rest == {"test_thorough", "test_sizes[2]", "test_law[all]", "test_thorough_law[all]"}
     assert everything == (quick | rest) - {"test_law[few]"} and not quick & rest
     assert (few, many) == (3, 12)
+
+
+def test_within_a_time_tests_are_begun_and_the_others_skipped(tmp_path):
+    assert collected(tmp_path, "--within", "600") == collected(tmp_path)
+    assert collected(tmp_path, "--within", "0") == (set(), 0)
+
+
+def test_the_order_within_a_time_keeps_groups_together_and_is_the_seed_s(request):
+    items = request.session.items[:500]
+    one, again, other = (conftest.drawn(items[::-1], seed) for seed in ("1", "1", "2"))
+    assert one == again != other and set(one) == set(items)
+    groups = [conftest._group(item) for item in one]
+    assert len(set(groups)) == 1 + sum(before != after for before, after in itertools.pairwise(groups))
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

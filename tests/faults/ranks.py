@@ -47,6 +47,7 @@ class Launched:
         limit: seconds after which all processes are killed, beside `EACH` for each function.
         environment: added to the ranks' environment.
         prefix: put before the launcher.
+        thorough: names of functions that have a launch of their own, together.
     """
 
     def __init__(
@@ -56,15 +57,17 @@ class Launched:
         limit: float = LIMIT,
         environment: Mapping[str, str] = {},
         prefix: Sequence[str] = (),
+        thorough: Sequence[str] = (),
     ):
-        self._files, self._count, self._limit = files, count, limit
+        self._names, self._thorough, self._count, self._limit = names(*files), thorough, count, limit
         self._environment, self._prefix = environment, prefix
         self._faults: dict[str, str] = {}
 
     def require(self, name: str) -> None:
         """Fails, with each rank's error text, if the function did not pass on every rank."""
         if name not in self._faults:
-            self._launch([name] if os.environ.get(ALONE) else names(*self._files))
+            together = [other for other in self._names if (other in self._thorough) == (name in self._thorough)]
+            self._launch([name] if os.environ.get(ALONE) else together)
         if self._faults[name]:
             pytest.fail(self._faults[name], pytrace=False)
 

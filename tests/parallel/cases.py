@@ -19,6 +19,8 @@ TRAINING = (
     "servers",
     "sync",
 )  # prefixes of the suites that train models
+# Prefixes of suites whose thorough cases share a launch, so that none takes much longer than others.
+TOGETHER = {"roles": ("averaging", "pipeline", "servers"), "models": ("grid", "horovod", "keras", "lars", "sync")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +66,13 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The launch it belongs to: its own, or the one shared by all cases of its tier and number of ranks."""
+        """The launch it belongs to: its own, or one of its tier and number of ranks."""
         if self.launch is not None:
             return f"{self.ranks} ranks, {self.name}"
-        return f"{self.ranks} ranks, {'quick' if self.quick else 'thorough'}"
+        if self.quick:
+            return f"{self.ranks} ranks, quick"
+        kind = next((kind for kind, suites in TOGETHER.items() if self.name.startswith(suites)), "others")
+        return f"{self.ranks} ranks, thorough, {kind}"
 
 
 _registered: dict[tuple[int, str], Case] = {}

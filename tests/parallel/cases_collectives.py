@@ -115,7 +115,7 @@ def low_precision_is_the_same_on_all_ranks_in_a_graph():
     np.testing.assert_allclose(came_out + kept, 3 * expected_of(inputs, [SIZE], "sum"), atol=1e-4)
 
 
-@case(ranks=(4,))
+@case(ranks=(4,), quick=thorough)
 def bad_slices_of_one_rank_are_one_error_on_all():
     world = hvd.topology.world()
     last, odd = world.size - 1, world.rank == world.size - 1

@@ -21,7 +21,7 @@ from tests.simulation import DTYPES, Shape, same_bits
 
 STEPS = 20  # of a schedule
 DENSITY = 0.02
-SIZES = (1, 7, 4099)
+SIZES = (7, 4099)
 LARGE = 65537
 NARROW = (("float16", "bfloat16"),)
 RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "dropping", "dct", "sparcml", "sparcml_buckets"]
@@ -123,13 +123,15 @@ def compare(lines, local_size, in_graph=True, steps=8):
     quick=two_of_two,
 )
 def results_and_residuals_are_those_of_the_simulations(local_size):
-    sizes = SIZES if hvd.size() == 4 else SIZES[1:]
-    lines = [Line(name, size) for name in RECIPES for size in sizes]
-    lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in sizes]
-    if hvd.size() in (3, 4):  # the largest vector's simulation is slow; on other numbers of ranks only the nodes differ
-        by_nodes = ("torus2d", "mean", "hitopk")
-        lines += [Line(name, LARGE) for name in RECIPES if (name in by_nodes) == (local_size == 2)]
-    compare(lines, local_size)
+    lines = [Line(name, size) for name in RECIPES for size in SIZES]
+    compare([*lines, *(Line(name, SIZES[-1], "integers") for name in ("dense", "torus2d"))], local_size)
+
+
+@case(ranks=(4,), over=lambda ranks: [{"local_size": 2}], quick=thorough)
+def results_and_residuals_are_those_of_the_simulations_for_one_element_and_many(local_size):
+    lines = [Line(name, 1) for name in RECIPES]
+    lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in (1, SIZES[0])]
+    compare([*lines, *(Line(name, LARGE) for name in ("torus2d", "mean", "hitopk"))], local_size)
 
 
 @case(ranks=(4,), over=lambda ranks: [{"local_size": 2}], quick=thorough)

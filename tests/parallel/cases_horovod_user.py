@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from tests.parallel.cases import case
+from tests.parallel.cases import case, thorough
 from tests.parallel.training import L, assert_replicas_equal, on_every_rank, own_data, shared_folder
 
 RANKS = (2,)
@@ -170,7 +170,7 @@ def model_checkpoint_of_rank_0():
     assert int(again.optimizer.iterations) == 12
 
 
-@case(ranks=RANKS)
+@case(ranks=RANKS, quick=thorough)
 def mixed_precision():
     """`fit` under mixed_float16: an overflow on one rank skips the step on all, and replicas stay equal."""
     keras.mixed_precision.set_global_policy("mixed_float16")

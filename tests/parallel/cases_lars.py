@@ -18,7 +18,7 @@ from lars.parallel import parallel_map
 from tests import members
 from tests.lars import layers
 from tests.lars.members import MEMBERS, stepper
-from tests.parallel.cases import case
+from tests.parallel.cases import case, thorough
 from tests.parallel.training import assert_replicas_equal, on_every_rank, own_data
 
 STEPS = 3
@@ -202,6 +202,7 @@ def a_skipped_step_is_skipped_by_all():
 @case(
     ranks=(2, 4),
     over=lambda ranks: [{"name": "LARS", "policy": 16} if ranks == 2 else {"name": "LAMB", "policy": 32}],
+    quick=thorough,
 )
 def fit_with_everything(name, policy):
     """Accumulation, clipping, a schedule, moving averages and mixed precision with a measured choice."""

@@ -112,7 +112,7 @@ def over(ranks):
     yield from {2: [QUICK, {**drained, "sparsity": 0.0}], 3: [QUICK, drained], 6: [drained]}.get(ranks, [QUICK])
 
 
-@case(ranks=(1, 2, 3, 4, 6), over=over, quick=lambda ranks, **how: ranks == 4)
+@case(ranks=(1, 2, 3, 4, 6), over=over, quick=lambda ranks, **how: ranks == 2 and how == QUICK)
 @as_written
 def stages_are_the_model_in_one_process(schedule, sparsity):
     """Bit for bit, with micro-batches of different sizes, as many on each rank; metrics cover all of them."""
@@ -315,7 +315,11 @@ def grid_of(trainers, stages):
             hvd.remove_process_set(process_set)
 
 
-@case(ranks=(4,), over=lambda ranks: [{"recipe": recipe} for recipe in ("dct", "topk")])
+@case(
+    ranks=(4,),
+    over=lambda ranks: [{"recipe": recipe} for recipe in ("dct", "topk")],
+    quick=lambda ranks, recipe: recipe == "topk",
+)
 def hybrid_training_is_its_simulation(recipe):
     """Compares weights and residuals of all ranks in each of eight steps, to 1e-6 of the largest."""
     x, y = data(60)
@@ -354,7 +358,7 @@ def nearly_equal(found, expected):
         np.testing.assert_allclose(np.reshape(own, wanted.shape), wanted, rtol=0, atol=1e-6 * largest)
 
 
-@case(ranks=(4,))
+@case(ranks=(4,), quick=thorough)
 def trainers_keep_the_same_weights():
     """A NaN in one ends the step in all; a saved model can be loaded by as many stages as there are ranks."""
     x, y = data(64)

@@ -18,7 +18,7 @@ from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers.optimizer import served
-from tests.parallel.cases import case
+from tests.parallel.cases import case, thorough
 from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises, shared_folder
 
 
@@ -29,7 +29,7 @@ def served_model(optimizer, **settings):
     return model
 
 
-@case(ranks=(1, 2, 4), quick=lambda ranks: ranks == 4)
+@case(ranks=(1, 2, 4))
 def asynchronous_servers_learn_and_end_alike():
     chosen = SampledThreshold(0.25)
     model = served_model(keras.optimizers.Adam(0.02), push=chosen, pull=chosen, lazy=hvd.size() == 2)
@@ -159,7 +159,7 @@ def servers_refuse_what_they_cannot_hold():
         model.fit(*own_data(), verbose=0)
 
 
-@case(ranks=(3,))
+@case(ranks=(3,), quick=thorough)
 def a_server_that_is_gone_is_named():
     """The server of one rank ends: the others report whose parameters are lost, and do not hang."""
     model = served_model(keras.optimizers.SGD(0.01))
@@ -213,7 +213,7 @@ def a_rank_that_is_stopped_for_a_while_goes_on():
     assert_replicas_equal(model.trainable_variables)
 
 
-@case(ranks=(2,))
+@case(ranks=(2,), quick=thorough)
 def mixed_precision_loops_and_files_are_as_with_any_optimizer():
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -55,7 +55,7 @@ def a_stopped_run_on_servers_ends_with_the_bits_of_one_that_was_not():
             np.testing.assert_array_equal(first, second)
 
 
-@case(ranks=(3,))
+@case(ranks=(3,), quick=thorough)
 def servers_are_saved_while_ranks_are_anywhere():
     """Rank 0 saves while others still train and one has finished; also a damaged file, and one of another model."""
     folder = shared_folder()
