@@ -36,7 +36,7 @@ from datacache.levels import DamagedRecordError, Nowhere
 from datacache.progress import Bar
 from datacache.reader import Decoder, ReadThrough
 from datacache.sources import ImageFolder, Source, TFRecords
-from datacache.store import Store, kept_in, remove_unused
+from datacache.store import Store, directory_of, remove_unused
 from datacache.world import World
 from quiet_tensorflow import quiet
 
@@ -118,7 +118,7 @@ def verify(options: argparse.Namespace) -> int:
 
 def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
-    if not any((root / "manifest.json").exists() for root in kept_in(_source(options), options.local_dir)):
+    if not (directory_of(_source(options), options.local_dir) / "manifest.json").exists():
         raise FileNotFoundError(
             f"{options.local_dir} holds nothing of {options.images or options.tfrecords}: expected the "
             "directories that `plan`, `warm` or a run used."
@@ -151,11 +151,11 @@ def stats(options: argparse.Namespace) -> int:
 def clear(options: argparse.Namespace) -> int:
     """Removes what nobody uses."""
     in_use, levels = [], memory.directory()
-    for root in kept_in(_source(options), options.local_dir):
+    root = directory_of(_source(options), options.local_dir)
+    if root.exists():
         with files.locked(root):
-            still_used = remove_unused(root)
-            in_use += still_used
-            if not still_used:
+            in_use += remove_unused(root)
+            if not in_use:
                 shutil.rmtree(root)
     if levels.exists():
         with files.locked(levels):

@@ -1,7 +1,7 @@
 """Checkpoint files of `training`: Keras weights, the position as an attribute, and at the end a digest of everything.
 
 Readers of an HDF5 file ignore what comes after its end, so `keras.Model.load_weights` and every other reader can read a
-checkpoint. The attribute says that there is a digest, so a file without one is either of an earlier version or damaged.
+checkpoint. A file without a digest is damaged.
 Everything is assembled in memory and written at once: HDF5 cannot handle a disk that fills up.
 """
 
@@ -22,7 +22,6 @@ from datacache import files
 
 SUFFIX = ".weights.h5"
 FORMAT = "datacache training 2"
-WITHOUT_DIGEST = "datacache training 1"  # what earlier versions wrote
 _ATTRIBUTE = "datacache"
 _PART = f".part{SUFFIX}"  # one name for all: what a killed process leaves is overwritten
 _MAGIC = b"datacache digest"
@@ -81,26 +80,21 @@ def write(path: Path, save_weights: Callable[[WeightsFile], Any], told: dict[str
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads a checkpoint; one of an earlier version, which has no digest, with a warning.
+    """Reads a checkpoint.
 
     Raises:
         DamagedCheckpointError: if it differs from what was written.
         OSError: if it cannot be read.
     """
     content = path.read_bytes()
-    has_digest = content[-_TRAILER.size :].startswith(_MAGIC)
-    if has_digest:
-        _compare(content)
+    if not content[-_TRAILER.size :].startswith(_MAGIC):
+        raise DamagedCheckpointError("the digest at its end is missing")
+    _compare(content)
     try:
         with h5py.File(WeightsFile(content), "r") as file:
             told = json.loads(file.attrs[_ATTRIBUTE])
-            said = told["format"]
     except Exception as error:  # HDF5 raises many kinds for an invalid file
         raise DamagedCheckpointError(f"it is not a checkpoint: {error}") from None
-    if not has_digest and said != WITHOUT_DIGEST:
-        raise DamagedCheckpointError("the digest at its end is missing")
-    if not has_digest:
-        _log.warning("datacache: %s was written without a digest, by an earlier version: it is assumed intact.", path)
     return Checkpoint(path.name, content, told)
 
 

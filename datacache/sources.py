@@ -37,11 +37,6 @@ class Source(abc.ABC):
         """Kind and arguments, JSON-serialisable: two sources with the same identity are the same place."""
 
     @property
-    def earlier_identity(self) -> dict[str, Any]:
-        """The identity that earlier versions gave to the same place, to find what they have kept of it."""
-        return self.identity
-
-    @property
     def doubtful_identity(self) -> dict[str, Any] | None:
         """The identity that earlier versions gave to this place and to others, so that what they kept is not used."""
         return None
@@ -80,10 +75,6 @@ class _Files(Source):
         files.refuse_address(path, "a directory", "mount it, or pass `Indexed` a function that reads from there")
         self._root = Path(path).absolute()  # as spelled, which an automount may need
         self._place = os.path.realpath(self._root)  # the same for all spellings
-
-    @property
-    def earlier_identity(self) -> dict[str, Any]:
-        return {**self.identity, "path": str(self._root)}
 
     def describe(self, listing: Listing, index: int) -> str:
         return f"sample {index} ({self._path(listing, int(listing.file_of[index]))})"
@@ -205,7 +196,7 @@ class ImageFolder(_Files):
 
     def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
         yield from super().changes(listing, progress)
-        if self._classes is None:  # earlier versions passed over empty folders
+        if self._classes is None:
             for name in self._folders():
                 if name not in listing.classes:
                     yield f"{self._root / name} has no listed image, and the classes after it are numbered without it."

@@ -75,7 +75,6 @@ class Store:
             files.refuse_remote(root, "local_dir")
             root.parent.mkdir(parents=True, exist_ok=True)
             _tell_of_doubtful(source, local_dir, root)
-            _adopt(_directory(source.earlier_identity, local_dir), root)
             root.mkdir(mode=0o700, exist_ok=True)
             _require_own(root)
         with files.locked(root):
@@ -167,12 +166,6 @@ def directory_of(source: Source, local_dir: str | os.PathLike) -> Path:
     return _directory(source.identity, local_dir)
 
 
-def kept_in(source: Source, local_dir: str | os.PathLike) -> list[Path]:
-    """The directories in which anything of a source is kept, including those named by earlier versions."""
-    named = {_directory(each, local_dir) for each in (source.identity, source.earlier_identity)}
-    return sorted(root for root in named if root.exists())
-
-
 def _most(directory: Path) -> int | None:
     """The bytes that a level's file may have by this process's limits; None if there are none.
 
@@ -228,18 +221,6 @@ def _remove_older(directory: Path) -> None:
 def _directory(identity: dict[str, Any], local_dir: str | os.PathLike) -> Path:
     digest = xxhash.xxh3_128(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Path(local_dir).absolute() / f"{identity['kind']}-{digest[:16]}"
-
-
-def _adopt(earlier: Path, root: Path) -> None:
-    """Takes over what an earlier version has kept under another name for the same place, unless it is in use."""
-    if earlier == root or root.exists() or not earlier.is_dir():
-        return
-    with files.locked(root.parent):  # by all processes that would adopt it
-        if root.exists() or not earlier.is_dir():
-            return
-        with files.locked(earlier):
-            if not any(files.is_in_use(each) for each in earlier.glob("*/use")):
-                earlier.rename(root)
 
 
 def remove_unused(root: Path, keep: str | None = None) -> list[Path]:

@@ -216,8 +216,7 @@ class Training(keras.callbacks.Callback):
             raise DamagedCheckpointError(f"the data saved with it is damaged: {error}") from None
 
     def _check(self, told: dict[str, Any]) -> None:
-        known = (checkpoints.FORMAT, checkpoints.WITHOUT_DIGEST)
-        if told.get("format") not in known or told["order"] != self._input.order:
+        if told.get("format") != checkpoints.FORMAT or told["order"] != self._input.order:
             raise ValueError(
                 f"{self._directory} has a checkpoint of {told.get('format')!r} with {told.get('order')}, expected "
                 f"{checkpoints.FORMAT!r} with {self._input.order}: its position refers to other samples. Choose "

@@ -18,8 +18,8 @@ _logging.prepare()
 if _command.running() != _command.DOCTOR:  # which also runs where the rest cannot be imported, and says why
     _compiled.check()
     with _dependencies.explained():
-        from hvd_sparse import _moved
+        from hvd_sparse import _short_names
         from hvd_sparse.keras import *  # noqa: F403 - the names are listed there
         from hvd_sparse.keras import __all__ as __all__
 
-    _moved.hand_on()
+    _short_names.hand_on()

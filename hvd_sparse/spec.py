@@ -13,8 +13,7 @@ import tensorflow as tf
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
-UNLESS_DEFAULT = {"described": "unless default"}  # for fields that parts in older checkpoints do not have
-_PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # name of a part in older versions -> its name on disk now
+UNLESS_DEFAULT = {"described": "unless default"}  # for fields that were added to a part: files without them fit
 Rate = Callable[[], Any]
 
 
@@ -274,14 +273,3 @@ def _described(part: Any) -> list[dataclasses.Field]:
         for field in dataclasses.fields(part)
         if field.metadata != UNLESS_DEFAULT or getattr(part, field.name) != field.default
     ]
-
-
-def described_now(account: Any) -> Any:
-    """An account written by any version, with the names that `describe` gives parts now."""
-    if isinstance(account, list):
-        return [described_now(each) for each in account]
-    if not isinstance(account, dict):
-        return account
-    now = {name: described_now(value) for name, value in account.items()}
-    part = now.get("part")
-    return {**now, "part": _PARTS.get(part, part)} if isinstance(part, str) else now

@@ -1,18 +1,16 @@
-"""Public names keep their places and are also in `hvd_sparse.keras`; a name that has moved says where it is now."""
+"""Public names keep their places and are also in `hvd_sparse.keras`."""
 
 from __future__ import annotations
 
 import importlib
 import subprocess
 import sys
-import warnings
 
 import pytest
 
 import hvd_sparse as hvd
 import hvd_sparse.keras
-from hvd_sparse import _moved, compression
-from hvd_sparse.aggregators import Aggregator
+from hvd_sparse import compression
 from tools import horovod_names
 
 MODULES = (
@@ -71,54 +69,3 @@ def test_horovods_casts_stand_beside_the_rooms_of_compression():
     assert hvd.Compression is compression.Compression
     assert issubclass(compression.FP16Compressor, compression.Compressor)
     assert issubclass(compression.NoneCompressor, compression.Compressor)
-
-
-@pytest.mark.parametrize("place, name", [(place, name) for place, names in _moved.NAMES.items() for name in names])
-def test_a_name_that_has_moved_works_and_tells_the_new_one(place, name):
-    new, value = _moved.NAMES[place][name]
-    with pytest.warns(DeprecationWarning, match=rf"^hvd\.{place}\.{name} is now {new}") as told:
-        assert getattr(getattr(hvd, place), name) is value
-    assert told[0].filename == __file__
-    there, _, leaf = new.rpartition(".")
-    assert getattr(hvd if there == "hvd" else importlib.import_module(there), leaf) is value
-
-
-def test_a_name_that_was_never_there_is_an_attribute_error():
-    with warnings.catch_warnings(), pytest.raises(AttributeError, match="topology' has no attribute 'Median'"):
-        warnings.simplefilter("error")
-        hvd.topology.Median  # noqa: B018 - expected to raise
-
-
-def test_members_that_were_renamed_work_under_their_old_names():
-    recipe = hvd.recipes.sparcml(0.1, as_published=True)
-    with pytest.warns(DeprecationWarning, match=r"^SparCMLAlgorithm1\.sums is now called returns_sum") as told:
-        assert recipe.sums is True
-    assert told[0].filename == __file__
-    exchange = hvd.GradientExchange()
-    for old, new in {"kept": "residual_sum", "own": "rank_state"}.items():
-        with pytest.warns(DeprecationWarning, match=f"^GradientExchange.{old} is now called {new}"):
-            assert getattr(exchange, old) == getattr(exchange, new)
-    with pytest.raises(AttributeError, match="'GradientExchange' object has no attribute 'owned'"):
-        exchange.owned  # noqa: B018 - expected to raise
-
-
-def test_members_may_be_defined_under_their_old_names():
-    with pytest.warns(
-        DeprecationWarning, match=r"^Mine\.(owed is now called residual|sums is now called returns_sum)"
-    ) as told:
-
-        class Mine(Aggregator):
-            sums = property(lambda self: True)
-
-            def owed(self, state):
-                return 7
-
-            def restored(self, state, residual): ...
-
-            def reduce(self, parts, divisor, state): ...
-
-            def contributions(self, size, members): ...
-
-            def _create(self, spec, communicator): ...
-
-    assert len(told) == 2 and Mine().residual(None) == 7 and Mine().returns_sum is True

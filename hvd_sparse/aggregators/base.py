@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, metrics, own_culprit
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import topology
@@ -28,7 +27,7 @@ class AggregatorState(tf.Module):
         self.inner = inner
 
 
-class Aggregator(Renamed, abc.ABC):
+class Aggregator(abc.ABC):
     """Averages a vector over all ranks, once per step.
 
     A subclass implements the abstract methods. It may override `set_epoch`, `running`, `decided`, `at_density`,
@@ -36,7 +35,6 @@ class Aggregator(Renamed, abc.ABC):
     methods are final.
     """
 
-    old_names = {"owed": "residual", "sums": "returns_sum"}
     recipe_name = ""  # what hvd.recipes calls it, for telemetry; equal aggregators may differ in it
     has_own_code = False  # whether values travel encoded, not in a plain dtype
     sends_nothing = False  # whether its input waits for a later step

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse._renamed import Renamed
 from hvd_sparse.compression.quantizers import Quantizer
 from hvd_sparse.spec import Matrix, Spec
 
@@ -52,10 +51,9 @@ class Selection(NamedTuple):
     report: tf.Tensor | None = None
 
 
-class Compressor(Renamed, abc.ABC):
+class Compressor(abc.ABC):
     """Selects the elements of a vector that are sent; `wire_dtype` is the dtype in which their values travel."""
 
-    old_names = {"kept_back": "residual"}
     feeds_back = False
     holds = False  # whether there may be steps without an exchange
     has_own_code = False  # whether values travel encoded, not in a plain dtype

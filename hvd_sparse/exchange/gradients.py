@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse import recipes
-from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.exchange import arguments, ending, naming, one_node, overwritten, several, state, wide
 from hvd_sparse.exchange import plan as buckets
@@ -30,7 +29,7 @@ from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.eager import making_variables
 
 
-class GradientExchange(Renamed):
+class GradientExchange:
     """Averages the gradients of a set of variables over all ranks, step after step.
 
     The first call makes a plan: gradients of one dtype are concatenated in buckets, in the order in which they become
@@ -67,8 +66,6 @@ class GradientExchange(Renamed):
         TypeError: if an argument is not an aggregator or process set, or `optimizer` is the optimizer itself.
         ValueError: if `op` is another operation, or the recipe does not work in a process set.
     """
-
-    old_names = {"kept": "residual_sum", "own": "rank_state"}
 
     def __init__(
         self,

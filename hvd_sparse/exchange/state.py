@@ -3,8 +3,7 @@
 Two forms are saved. The sum of all ranks' residuals fits any recipe, any buckets and any number of ranks. With the
 state of each rank, training continues bit for bit, under the same recipe, plan and grid.
 
-Saved names of parts and variables are fixed strings, independent of those in the code: see `spec.describe`, and
-`_VARIABLES` for names that older versions wrote.
+Saved names of parts and variables are fixed strings, independent of those in the code: see `spec.describe`.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ import tensorflow as tf
 
 from hvd_sparse.exchange.arguments import sends_updates
 from hvd_sparse.exchange.planned import PlannedExchange
-from hvd_sparse.spec import describe, described_now
+from hvd_sparse.spec import describe
 
 GRADIENTS, WEIGHTS = "gradients", "weights"  # also on disk
-_VARIABLES = {"_carried": "_residual"}  # old ending of names, as older versions wrote them -> new ending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,20 +193,14 @@ def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:
     """Restores each rank's own state if every rank has one that fits; returns whether it did."""
     variables = _variables(exchange)
     values: dict[str, np.ndarray] = {}
-    if own is not None and described_now(own.account) == account(exchange):
-        values = {_name_now(name): value for name, value in own.values.items()}
+    if own is not None and own.account == account(exchange):
+        values = own.values
     fits = set(values) == set(variables)
     everybody = exchange.grid.world.allreduce(tf.constant(int(fits)), "min", f"{exchange.name}.restore")
     if everybody == 1:
         for name, variable in variables.items():
             variable.assign(values[name])
     return bool(everybody == 1)
-
-
-def _name_now(name: str) -> str:
-    """The current name of a state's variable, from the name that any version wrote."""
-    old = next((end for end in _VARIABLES if name.endswith(end)), None)
-    return name if old is None else name.removesuffix(old) + _VARIABLES[old]
 
 
 def _variables(exchange: PlannedExchange) -> dict[str, tf.Variable]:

@@ -10,14 +10,13 @@ saved here, in two parts:
   continues as if it had not stopped; if one is missing or damaged, all ranks use PATH, and a warning says so.
 
 Both are archives that numpy.load(path, allow_pickle=False) can read and whose every byte is checked: see
-`hvd_sparse/keras/archives.py`. They get their names when they are complete and on the disk.
+`hvd_sparse/storage/archives.py`. They get their names when they are complete and on the disk.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,10 +24,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.state import GRADIENTS, RankState, ResidualSum
-from hvd_sparse.keras import archives, hooks
-from hvd_sparse.keras.archives import read, write
-from hvd_sparse.storage import files
+from hvd_sparse.exchange.state import RankState, ResidualSum
+from hvd_sparse.keras import hooks
+from hvd_sparse.storage import archives, files
+from hvd_sparse.storage.archives import read, write
 from hvd_sparse.transport import first_rank, topology
 
 __all__ = ["read", "restore", "save", "write"]
@@ -115,8 +114,6 @@ def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | No
     taken = take_up(path, of, own_variables)
     if taken.lacking:
         first_rank.warn(f"Not every rank has its own state from {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}")
-    if not taken.sealed:
-        warnings.warn(archives.UNSEALED.format(path), stacklevel=first_rank.users_level())
     return taken.goes_on
 
 
@@ -129,7 +126,6 @@ class TakenUp(NamedTuple):
         named: whether this rank's own file names its variables; earlier versions gave them numbers.
         means: what PATH has for ranks that lack their own, by name.
         lacking: for each rank whose own state was expected but is not available, why; the same on every rank.
-        sealed: False on rank 0 if the format of PATH has no checksum of its bytes.
     """
 
     goes_on: bool | None
@@ -137,7 +133,6 @@ class TakenUp(NamedTuple):
     named: bool
     means: dict[str, np.ndarray]
     lacking: list[str]
-    sealed: bool
 
 
 def take_up(path: Path, of: Any, own_variables: Sequence[Any] | OwnState = (), use_own: bool = True) -> TakenUp:
@@ -151,23 +146,22 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] | OwnState = (), u
     """
     exchange = _exchange_of(of)
     world = topology.world()
-    manifest, arrays, sealed = _read_together(path)
+    manifest, arrays = _read_together(path)
     beside = archives.digest(manifest, arrays)
     found = _read_own(own_path(path), beside, _as_state(own_variables)) if use_own else _Found()
     # Each rank that saved has its own file, unless `exact` was False.
-    expected = manifest["ranks"] == world.size and manifest.get("exact", found.there)
+    expected = manifest["ranks"] == world.size and manifest["exact"]
     lacking = collect(found.problem if expected else None, "checkpoint.own")
     for variable, value in found.values:
         variable.assign(value)
     scale = world.size / manifest["ranks"]
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
-    unit = manifest.get("unit", GRADIENTS)
     velocities = {name: arrays[f"{_VELOCITY}{name}"] for name in shapes if f"{_VELOCITY}{name}" in arrays}
-    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], unit, velocities)
+    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], manifest["unit"], velocities)
     means = {name.removeprefix(_MEAN): each for name, each in arrays.items() if name.startswith(_MEAN)}
     goes_on = exchange.restore(total, found.own)
-    return TakenUp(goes_on, found.own is not None, found.named, means, lacking, sealed)
+    return TakenUp(goes_on, found.own is not None, found.named, means, lacking)
 
 
 def own_path(path: Path) -> pathlib.Path:
@@ -228,27 +222,27 @@ class _Found(NamedTuple):
     own: RankState | None = None
     values: Sequence[tuple[Any, np.ndarray]] = ()
     problem: str | None = None
-    there: bool = False
     named: bool = True
 
 
 def _read_own(path: pathlib.Path, beside: str, state: OwnState) -> _Found:
     """This rank's own state, if it exists, is intact, and belongs to the archive of all ranks."""
-    there = path.exists()
+    if not path.exists():
+        return _Found(problem=f"{path} is missing")
     try:
-        manifest, arrays, _ = archives.load(path)
+        manifest, arrays = archives.read(path)
     except OSError as error:
-        return _Found(problem=str(error) if there else f"{path} is missing", there=there)
+        return _Found(problem=str(error))
     if manifest.get("beside") != beside:
-        return _Found(problem=f"{path} belongs to another checkpoint", there=there)
+        return _Found(problem=f"{path} belongs to another checkpoint")
     saved = {name.removeprefix(_OWN): arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)}
     named = "alike" in manifest
     expected = state.variables if named else {str(number): each for number, each in enumerate(state.numbered)}
     fits = {*saved, *manifest.get("alike", ())} == set(expected)
     if not fits or any(tuple(expected[name].shape) != value.shape for name, value in saved.items()):
-        return _Found(problem=f"{path} has local variables of other shapes than the model here", there=there)
+        return _Found(problem=f"{path} has local variables of other shapes than the model here")
     values = [(expected[name], value) for name, value in saved.items()]
-    return _Found(RankState(manifest["account"], arrays), values, there=there, named=named)
+    return _Found(RankState(manifest["account"], arrays), values, named=named)
 
 
 def _read_together(path: Path) -> archives.Archive:
@@ -256,10 +250,10 @@ def _read_together(path: Path) -> archives.Archive:
     world = topology.world()
     manifest: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
-    sealed, problem = True, None
+    problem = None
     if world.rank == 0:
         try:
-            manifest, arrays, sealed = archives.load(path)
+            manifest, arrays = archives.read(path)
             if "variables" not in manifest:
                 problem = f"{path} holds the state of one rank, not the residuals of all of them."
         except OSError as error:
@@ -272,7 +266,7 @@ def _read_together(path: Path) -> archives.Archive:
     for name in names:
         value = tf.constant(arrays.get(name, np.zeros(*shapes[name])))
         arrays[name] = world.broadcast(value, 0, "checkpoint.residual").numpy()
-    return archives.Archive(manifest, arrays, sealed)
+    return archives.Archive(manifest, arrays)
 
 
 def collect(problem: str | None, name: str) -> list[str]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from hvd_sparse import spec
 from hvd_sparse.exchange.state import GRADIENTS, WEIGHTS
-from hvd_sparse.keras import archives
 from hvd_sparse.servers.saving import Kept, Resumed
 from hvd_sparse.servers.state import State
+from hvd_sparse.storage import archives
 
 _STATE, _GATHERED, _UNSENT, _MEMORY = "state ", "gathered", "unsent", "client "
 _PUSHED = {GRADIENTS: "gradients", WEIGHTS: "updates"}  # by unit
@@ -146,7 +146,7 @@ def _named(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarra
 
 
 def _read(path: pathlib.Path, account: Account) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    manifest, arrays, _ = archives.load(path)
+    manifest, arrays = archives.read(path)
     saved = manifest.get("servers")
     if saved is None:
         raise ValueError(f"{path} was not saved by sharded servers.")

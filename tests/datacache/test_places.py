@@ -1,4 +1,4 @@
-"""Where a source is kept: in one place for all spellings of its path; places named by earlier versions are found."""
+"""Where a source is kept: in one place for all spellings of its path."""
 
 import concurrent.futures
 import shutil
@@ -12,14 +12,6 @@ from datacache.sources import ImageFolder
 from tests.datacache.node import free_addresses
 
 NAMES = ("ant/0.jpg", "ant/1.jpg", "cat/0.jpg")
-
-
-class AsSpelled(ImageFolder):
-    """Names a place as earlier versions did."""
-
-    @property
-    def identity(self):
-        return {**super().identity, "path": str(self._root)}
 
 
 def decode(payload):
@@ -54,29 +46,11 @@ def origins(cache):
     return {name: count for name, count in cache.counters.numbers().items() if name.startswith("samples.")}
 
 
-def test_what_an_earlier_version_kept_is_taken_over(link, opened, tmp_path):
-    assert origins(opened(AsSpelled(link)))["samples.source"] >= len(NAMES) - 1
-    (earlier,) = (tmp_path / "local").iterdir()
-    assert origins(opened(ImageFolder(link))) == {"samples.disk": len(NAMES)}
-    (kept,) = (tmp_path / "local").iterdir()
-    assert kept != earlier and kept == store.directory_of(ImageFolder(tmp_path / "images"), tmp_path / "local")
+def test_all_spellings_of_a_path_are_one_place(link, opened, tmp_path):
+    assert origins(opened(ImageFolder(link)))["samples.source"] >= len(NAMES) - 1
     assert origins(opened(ImageFolder(tmp_path / "images"))) == {"samples.disk": len(NAMES)}
-
-
-def test_what_is_still_read_under_the_earlier_name_stays(link, opened, tmp_path):
-    with opened(AsSpelled(link)) as earlier:
-        assert "samples.source" in origins(opened(ImageFolder(link)))
-        assert len(list((tmp_path / "local").iterdir())) == 2
-        assert origins(earlier)
-    assert len(store.kept_in(ImageFolder(link), tmp_path / "local")) == 2
-    assert len(store.kept_in(ImageFolder(tmp_path / "images"), tmp_path / "local")) == 1
-
-
-def test_nothing_is_taken_over_where_it_is_spelled_as_it_is(link, opened, tmp_path):
-    assert ImageFolder(tmp_path / "images").earlier_identity == ImageFolder(tmp_path / "images").identity
-    assert ImageFolder(link).earlier_identity == AsSpelled(link).identity != ImageFolder(link).identity
-    indexed = datacache.Indexed(lambda index: b"", 1, "name")
-    assert indexed.earlier_identity == indexed.identity
+    (kept,) = (tmp_path / "local").iterdir()
+    assert kept == store.directory_of(ImageFolder(link), tmp_path / "local")
 
 
 def test_a_file_is_read_by_the_name_that_was_given(link, opened, tmp_path):

@@ -109,7 +109,7 @@ def test_single_bits_that_flip(tmp_path, name):
 
 def archive(tmp_path):
     """An archive, and its bytes."""
-    hvd.checkpoint.write(tmp_path / "a.npz", {"format": "hvd_sparse residuals 1"}, {"x": np.arange(9)})
+    hvd.checkpoint.write(tmp_path / "a.npz", {"format": "hvd_sparse residuals 2"}, {"x": np.arange(9)})
     return tmp_path / "a.npz", bytearray((tmp_path / "a.npz").read_bytes())
 
 

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.keras import archives, ownership
+from hvd_sparse.keras import ownership
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.ownership import Kind
 from hvd_sparse.keras.tracked import optimizers_of
-from hvd_sparse.storage import files
+from hvd_sparse.storage import archives, files
 
 X = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3)
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse import checkpoint, topology
 from hvd_sparse.keras import hooks
+from hvd_sparse.storage import archives
 from tests.parallel.cases import case
 from tests.parallel.training import RECIPES, L, distributed, network, own_data, raises, shared_folder
 
@@ -65,8 +66,10 @@ def what_was_kept_by_other_ranks_is_conserved(then):
     generator = np.random.default_rng(0)
     kept = {name: 3 * hvd.size() * generator.integers(-9, 10, shape).astype("f4") for name, shape in shapes.items()}
     manifest = {
-        "format": "hvd_sparse residuals 1",
+        "format": archives.FORMAT,
         "ranks": 3 * hvd.size(),
+        "exact": False,
+        "unit": "gradients",
         "step": 12,
         "counters": {},
         "variables": [[name, list(shape)] for name, shape in shapes.items()],

@@ -70,7 +70,7 @@ ROOMS = {
             TWO_RANKS,
         ),
         (
-            "hvd_sparse/keras/archives.py",
+            "hvd_sparse/storage/archives.py",
             "hvd_sparse/keras/broadcasting.py",
             "hvd_sparse/keras/checkpoint.py",
             "hvd_sparse/storage/files.py",

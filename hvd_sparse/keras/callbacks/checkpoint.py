@@ -308,8 +308,6 @@ def _sentences(
         told.append(f"Skipped: {_listed(passed_over)}.")
     if lacking:
         told.append(f"{_listed(lacking)}. {checkpoint.WITHOUT_OWN}")
-    if not found.signed:
-        told.append("It was written by an earlier version, whose marker has no checksum; its other files match theirs.")
     return [f"Training resumes from {folder}.", *told] if told else []
 
 

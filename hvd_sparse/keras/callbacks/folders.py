@@ -16,13 +16,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvd_sparse.keras import archives
 from hvd_sparse.storage import files
 from hvd_sparse.transport import first_rank
 
 MARKER, WEIGHTS, RESIDUALS, SERVERS = "whole.json", "model.weights.h5", "residuals.npz", "servers.npz"
 _FORMAT = "hvd_sparse checkpoint 2"
-_UNSIGNED = {"epoch", "weights sha256"}  # the only fields in markers of the first format
 _NAME = re.compile(r"epoch-(\d{4,})")
 _TEMPORARY = r"(\.\d+\.tmp)?"
 _FIRST_WRITTEN = re.compile(rf"(residuals(-\d+)?|servers)\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
@@ -38,7 +36,6 @@ class Checkpoint(NamedTuple):
         epoch: the epoch that had ended, which is the folder's number.
         ranks: the number of ranks that wrote it.
         digests: the SHA-256 of its files, by name.
-        signed: False for the first format, whose marker has no SHA-256 of its own and names only the weights.
         optimizers: for each distributed optimizer, where the model has it ("attribute"), the places of its variables
             among the trainable ones ("variables"), and the file with its residuals ("residuals"), or None for those
             that have not exchanged yet. Empty if an earlier version wrote it, with one optimizer.
@@ -47,7 +44,6 @@ class Checkpoint(NamedTuple):
     epoch: int
     ranks: int
     digests: dict[str, str]
-    signed: bool
     optimizers: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -116,22 +112,18 @@ def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha25
     check_file(checkpoint, folder / WEIGHTS, digest)
     for file in checkpoint.needed(folder):
         check_file(checkpoint, file, digest)
-    if checkpoint.signed:
-        return checkpoint
-    return checkpoint._replace(ranks=archives.load(folder / RESIDUALS).manifest["ranks"])
+    return checkpoint
 
 
 def check_file(checkpoint: Checkpoint, file: pathlib.Path, digest: Digest = files.sha256) -> None:
-    """Checks that a file of a checkpoint is as it was written; an archive of the first format checks itself.
+    """Checks that a file of a checkpoint is as it was written.
 
     Raises:
         OSError: if it is not; the message names the file.
     """
     if not file.exists():
         raise OSError(f"{file} is missing")
-    if not checkpoint.signed and file.name not in checkpoint.digests:
-        archives.load(file)
-    elif digest(file) != checkpoint.digests.get(file.name):
+    if digest(file) != checkpoint.digests.get(file.name):
         raise OSError(f"{file} is damaged: its checksum does not match")
 
 
@@ -200,16 +192,15 @@ def _read_marker(marker: pathlib.Path, epoch: int) -> Checkpoint:
     text = marker.read_bytes()
     try:
         told = dict(json.loads(text))
-        signed = set(told) != _UNSIGNED
         told.pop("sha256", None)
-        if signed and (_signed(told) != text or told["format"] != _FORMAT):
+        if _signed(told) != text or told["format"] != _FORMAT:
             raise ValueError("its checksum does not match")
         if told["epoch"] != epoch:
             raise ValueError(f"it names epoch {told['epoch']}")
-        digests = told["files"] if signed else {WEIGHTS: told["weights sha256"]}
+        digests = told["files"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OSError(f"{marker} is damaged: {error}") from error
-    return Checkpoint(epoch, told.get("ranks", 0), digests, signed, told.get("optimizers", ()))
+    return Checkpoint(epoch, told["ranks"], digests, told.get("optimizers", ()))
 
 
 def _digest_once(file: pathlib.Path) -> str:

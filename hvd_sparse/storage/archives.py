@@ -2,7 +2,7 @@
 
 An archive is a NumPy file (.npz) without pickled objects, which numpy.load(path, allow_pickle=False) can read: a JSON
 manifest, the arrays, and a SHA-256 of both. Its last bytes, the comment of the zip file, hold the SHA-256 of all bytes
-before them. Files of the first format have no such seal; they are read with a warning.
+before them.
 """
 
 from __future__ import annotations
@@ -11,31 +11,26 @@ import hashlib
 import json
 import os
 import struct
-import warnings
 from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from hvd_sparse.storage import files
-from hvd_sparse.transport import first_rank
 
 FORMAT = "hvd_sparse residuals 2"
-_UNSEALED_FORMAT = "hvd_sparse residuals 1"
 _MANIFEST, _NAMES, _DIGEST = "manifest", "names", "sha256"
 _SEAL, _HEXADECIMALS = b"hvd_sparse sha256 ", 64
 _OTHER_DIGEST = "it is damaged: its checksum does not match"
-UNSEALED = "{} was written by an earlier version: its contents match their checksum, but the file itself has none."
 _REMEDY = "use an older checkpoint"
 Path = str | os.PathLike
 
 
 class Archive(NamedTuple):
-    """The content of an archive, and whether its bytes were checked."""
+    """The content of an archive."""
 
     manifest: dict[str, Any]
     arrays: dict[str, np.ndarray]
-    sealed: bool
 
 
 def write(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
@@ -61,20 +56,12 @@ def write(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]
         return _seal(file)
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The manifest and the arrays of an archive; warns if its format has no seal.
+def read(path: Path) -> Archive:
+    """The manifest and the arrays of an archive.
 
     Raises:
         OSError: if it is missing, incomplete or damaged; the message names the file.
     """
-    archive = load(path)
-    if not archive.sealed:
-        warnings.warn(UNSEALED.format(path), stacklevel=first_rank.users_level())
-    return archive.manifest, archive.arrays
-
-
-def load(path: Path) -> Archive:
-    """Like `read`, without a warning."""
     with open(path, "rb") as file:
         try:
             sealed = _is_sealed(file)
@@ -83,13 +70,13 @@ def load(path: Path) -> Archive:
         except Exception as error:  # a damaged byte can make the parsers raise almost any exception
             told = str(error) or type(error).__name__
             raise OSError(f"{path} is not an intact archive of residuals ({told}); {_REMEDY}.") from error
-    if manifest.get("format") not in (FORMAT, _UNSEALED_FORMAT):
+    if manifest.get("format") != FORMAT:
         raise OSError(
             f"{path} holds {manifest.get('format')!r}, expected {FORMAT!r}; {_REMEDY} or another version of hvd_sparse."
         )
-    if manifest["format"] == FORMAT and not sealed:
+    if not sealed:
         raise OSError(f"{path} is damaged: the checksum at its end is missing; {_REMEDY}.")
-    return Archive(manifest, arrays, sealed)
+    return Archive(manifest, arrays)
 
 
 def digest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
