@@ -23,9 +23,9 @@ from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalSlots
 from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.arguments import sends_updates
-from hvd_sparse.optimizers import ahead, on_shards, slots, without_slots
-from hvd_sparse.optimizers.shard_slots import ELEMENT_WISE, PieceSlots, TwinSlots, is_element_wise
-from hvd_sparse.optimizers.whole_slots import WHOLE, WholeSlots, needs_whole
+from hvd_sparse.optimizers import ahead, kinds, on_shards, slots, without_slots
+from hvd_sparse.optimizers.shard_slots import PieceSlots, TwinSlots
+from hvd_sparse.optimizers.whole_slots import WholeSlots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
 
 _LAYER_WISE = ("LARS", "LAMB")  # of the package lars
@@ -63,7 +63,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     """Raises ValueError if a recipe exchanges updates that this optimizer cannot compute."""
     if sends_updates(recipe) and _kind(optimizer) is None:
-        known = ", ".join((*ELEMENT_WISE, *WHOLE))
+        known = ", ".join(kinds.names(kinds.Step.ELEMENT, kinds.Step.WHOLE))
         raise ValueError(
             f"The exchange cannot run {type(optimizer).__name__} on a node's gradient: use one of {known}, or "
             f"{' or '.join(_LAYER_WISE)} of the package lars, with its original step, or a recipe that exchanges "
@@ -100,20 +100,17 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
     their own (rows, local ones), and those of a file that wait for the exchange to begin.
     """
     optimizer = slots.without_loss_scaling(optimizer)
-    name = {keras.optimizers.SGD: "momentums", keras.optimizers.RMSprop: "_momentums"}
-    wanted = next((slot for kind, slot in name.items() if isinstance(optimizer, kind)), None)
-    stand_in = without_slots.of(optimizer)
-    if stand_in is None or wanted is None:
+    kind, stand_in = kinds.of(optimizer), without_slots.of(optimizer)
+    if stand_in is None or kind is None or kind.velocities is None:
         return []
-    found = [each for state in optimizer.exchange.states for each in slots_of(state)]
+    found = [each.slots for state in optimizer.exchange.states for each in slots_of(state)]
     of_others = [each for own in stand_in.optimizers for each in slots.velocities(own)]
-    return [*(each.slots[wanted] for each in found if wanted in each.slots), *of_others]
+    return [*(each[kind.velocities] for each in found if kind.velocities in each), *of_others]
 
 
 def _kind(optimizer: keras.optimizers.Optimizer) -> Callable[[Spec, keras.optimizers.Optimizer], LocalSlots] | None:
     """What makes the slots of an optimizer; None if the exchange cannot run it."""
     if on_shards.offered(optimizer) is not None:
         return PieceSlots
-    if is_element_wise(optimizer):
-        return TwinSlots
-    return WholeSlots if needs_whole(optimizer) else None
+    step = kinds.step_of(optimizer)
+    return TwinSlots if step is kinds.Step.ELEMENT else WholeSlots if step is kinds.Step.WHOLE else None

@@ -30,18 +30,14 @@ from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.arguments import takes_momentum
 from hvd_sparse.exchange.wire import parts
+from hvd_sparse.optimizers import kinds
 from hvd_sparse.spec import Gathered, Momentum, MomentumRule
 from hvd_sparse.transport import first_rank
 
 _log = logging.getLogger(__name__)
-# The attribute that holds the momentum, by the name of the class, of Keras or of `lars`.
-_HEAVY_BALL = ("SGD", "RMSprop", "LARS")
-_FIRST_MOMENT = ("Adam", "Adamax", "Lamb", "LAMB")
-_NONE = ("Adagrad", "Adadelta")
 _OWN_WRITES: contextvars.ContextVar[bool] = contextvars.ContextVar("own_writes", default=False)
 CONSOLIDATED = "_hvd_sparse_consolidated_at"  # the step of the exchange whose momentum the slots hold
 Slots: TypeAlias = "Callable[[keras.optimizers.Optimizer], dict[str, Any]]"
-_HOMES = ("keras", "lars")
 
 
 def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum | None:
@@ -105,10 +101,11 @@ def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
 def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     name = _attribute(optimizer)
     if name is None:
+        known = [each for each, kind in kinds.KINDS.items() if kind.momentum]
         raise ValueError(
             f"The exchange cannot take over the momentum of {type(optimizer).__name__}: use one of "
-            f"{', '.join((*_HEAVY_BALL, *_FIRST_MOMENT))} or an optimizer derived from them, such as AdamW, or a "
-            "recipe without momentum correction, such as hvd.recipes.warmup(hvd.recipes.hitopk(0.01), stage_steps=100)."
+            f"{', '.join(known)} or an optimizer derived from them, or a recipe without momentum correction, such as "
+            "hvd.recipes.warmup(hvd.recipes.hitopk(0.01), stage_steps=100)."
         )
     if name and first_rank.is_here():
         told = f"{name}={getattr(optimizer, name):g}"
@@ -203,16 +200,8 @@ def _noting(reference: weakref.ref[Any], name: str, assign: Callable[[Any], Any]
 
 def _attribute(optimizer: keras.optimizers.Optimizer) -> str | None:
     """The name of the attribute with the momentum; "" if there is none, None for an unknown kind of optimizer."""
-    for cls in type(optimizer).__mro__:
-        if cls.__module__.partition(".")[0] not in _HOMES:
-            continue
-        if cls.__name__ in _HEAVY_BALL:
-            return "momentum"
-        if cls.__name__ in _FIRST_MOMENT:
-            return "beta_1"
-        if cls.__name__ in _NONE:
-            return ""
-    return None
+    kind = kinds.of(optimizer)
+    return None if kind is None else kind.momentum
 
 
 def per_slot(optimizer: keras.optimizers.Optimizer) -> float:

@@ -10,13 +10,10 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.optimizers import on_shards, slots
+from hvd_sparse.optimizers import copies, on_shards, slots
 from hvd_sparse.optimizers.on_shards import Piece
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Spec
-
-# Keras's optimizers that treat each element on its own, independent of the weights.
-ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
 
 
 class TwinSlots(LocalSlots):
@@ -25,7 +22,7 @@ class TwinSlots(LocalSlots):
     def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer, steps: tf.Variable | None = None):
         """Takes the vector, the optimizer, and the number of steps taken, if that is not `iterations`."""
         self._optimizer = weakref.ref(optimizer)
-        self._twin = slots.twin(optimizer, [Moved([spec.size], spec.name)], steps)
+        self._twin = copies.twin(optimizer, [Moved([spec.size], spec.name)], steps)
         self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
         begins = {name: float(slot.value.numpy()[0]) for name, slot in self._variables.items() if spec.size}
         super().__init__(spec, {name: slot.value for name, slot in self._variables.items()}, begins)
@@ -33,7 +30,7 @@ class TwinSlots(LocalSlots):
 
     def update(self, gradient, ahead):
         optimizer = slots.alive(self._optimizer)
-        slots.follow(self._twin, optimizer)
+        copies.follow(self._twin, optimizer)
         moved = Moved([self.spec.size], self.spec.name)
         with keras.StatelessScope(initialize_variables=False) as scope:
             self._twin.update_step(gradient, moved, optimizer.learning_rate)
@@ -86,17 +83,6 @@ class PieceSlots(TwinSlots):
         """The sum over the ranks of the node, float64 [segments, 2]."""
         holders = self.spec.holders
         return sums if holders is None else holders.allreduce(sums, "sum", f"{self.spec.name}.sums_of_variables")
-
-
-def is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the step is one of Keras's element-wise ones; a subclass may have another step."""
-    return is_of_keras(optimizer, ELEMENT_WISE)
-
-
-def is_of_keras(optimizer: keras.optimizers.Optimizer, names: Sequence[str]) -> bool:
-    """Whether the step is that of Keras's class of one of these names."""
-    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
-    return home.__module__.partition(".")[0] == "keras" and home.__name__ in names
 
 
 class Moved:

@@ -11,12 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.optimizers import shard_slots, slots
+from hvd_sparse.optimizers import copies, slots
 from hvd_sparse.optimizers.shard_slots import Moved
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Spec
-
-WHOLE = ("Muon", "Adafactor", "Lamb")  # of Keras
 
 
 class WholeSlots(LocalSlots):
@@ -38,7 +36,7 @@ class WholeSlots(LocalSlots):
         self._optimizer = weakref.ref(optimizer)
         variables = slots.variables(optimizer)
         self._paths = [getattr(variables[segment.name], "path", "") for segment in spec.segments]
-        self._twin = slots.twin(optimizer, self._stand_ins([None] * len(spec.segments)))
+        self._twin = copies.twin(optimizer, self._stand_ins([None] * len(spec.segments)))
         self.of_variables = {
             (name, segment.name): slot
             for name, held in slots.lists(self._twin).items()
@@ -49,7 +47,7 @@ class WholeSlots(LocalSlots):
 
     def update(self, gradient, ahead):
         optimizer = slots.alive(self._optimizer)
-        slots.follow(self._twin, optimizer)
+        copies.follow(self._twin, optimizer)
         gradients, unsent = self._whole(gradient, ahead)
         moved = self._stand_ins(self._weights(optimizer, unsent))
         with keras.StatelessScope(initialize_variables=False) as scope:
@@ -107,8 +105,3 @@ class WholeSlots(LocalSlots):
             Moved(segment.shape, f"{self.spec.name}_{number}", path, weight)
             for number, (segment, path, weight) in enumerate(parts)
         ]
-
-
-def needs_whole(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the step is one of Keras's that need whole variables; a subclass may have another step."""
-    return shard_slots.is_of_keras(optimizer, WHOLE)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from hvd_sparse.optimizers import slots
+from hvd_sparse.optimizers import copies, slots
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Gathered
 from hvd_sparse.transport import topology
@@ -62,7 +62,7 @@ class WithoutSlots:
         if not new:
             return
         with tf.init_scope():
-            made = {id(variable): (variable, slots.apart(optimizer, variable)) for variable in new}
+            made = {id(variable): (variable, copies.apart(optimizer, variable)) for variable in new}
             self._copy(made, to_gathered=False)
         found = {**self._apart, **made}
         self._apart = {number: found[number] for number in slots.names(optimizer) if number in found}
@@ -82,19 +82,19 @@ class WithoutSlots:
         if not gathered:
             self.gathered = None
         elif self.gathered is None:
-            self.gathered = slots.whole(optimizer)
+            self.gathered = copies.whole(optimizer)
         return [] if self.gathered is None else list(self.gathered.variables)
 
     def step(self, optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Applies a gradient to a variable with its own optimizer."""
         self.add(optimizer, [variable])
         own = self._apart[id(variable)][1]
-        slots.follow(own, optimizer)
+        copies.follow(own, optimizer)
         slots.step(own, gradient, variable, learning_rate)
 
     def gather(self, optimizer: keras.optimizers.Optimizer, gathered: Gathered) -> None:
         """Stores what `consolidate` has gathered, on rank 0."""
-        self.gathered = slots.whole(optimizer)
+        self.gathered = copies.whole(optimizer)
         for attribute, held in slots.by_name(self.gathered).items():
             for name, value in gathered.get(attribute, {}).items():
                 held[name].assign(value)
@@ -107,20 +107,20 @@ class WithoutSlots:
                 f"The slots of {type(optimizer).__name__} were gathered on rank 0, and this is rank "
                 f"{topology.rank()}: save the model only on rank 0, as Horovod's scripts do."
             )
-        made = self.gathered or slots.whole(optimizer)
+        made = self.gathered or copies.whole(optimizer)
         for own, common in zip(made.variables[: self._common], optimizer.variables, strict=False):
             own.assign(common)
         made.save_own_variables(store)
 
     def load(self, optimizer: keras.optimizers.Optimizer, store: Any) -> None:
         """Reads what any optimizer of this class wrote."""
-        made = slots.whole(optimizer)
+        made = copies.whole(optimizer)
         made.load_own_variables(store)
         self._loaded(optimizer, made)
 
     def set_weights(self, optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> None:
         """Like `load`, from the values of all variables in order."""
-        made = slots.whole(optimizer)
+        made = copies.whole(optimizer)
         made.set_weights(weights)
         self._loaded(optimizer, made)
 
@@ -157,7 +157,7 @@ def begin(optimizer: keras.optimizers.Optimizer, local: Sequence[Any]) -> None:
         local: variables that get their own optimizer immediately.
     """
     found = slots.by_name(optimizer)
-    whole = slots.whole(optimizer) if found else None
+    whole = copies.whole(optimizer) if found else None
     for attribute, held in slots.by_name(whole).items() if whole else ():
         for name, slot in held.items():
             slot.assign(found[attribute][name])

@@ -10,29 +10,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.optimizers import copies, kinds, slots
 from hvd_sparse.servers.fused import lazy_step_of, step_of
 from hvd_sparse.servers.gathering import EntrySum, GradientSum, Touched
 from hvd_sparse.servers.pages import use_large_pages
 from hvd_sparse.servers.pushing import slices
 from hvd_sparse.spec import Place, Spec
 
-# Optimizers that treat each element by itself, whatever its neighbours are.
-_ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion", "Nadam", "Ftrl")
-_LAZY = ("SGD", "RMSprop", "Adam", "AdamW", "Adagrad")
+_ELEMENT_WISE = (kinds.Step.ELEMENT, kinds.Step.WEIGHT)  # whatever the other elements are
 PARAMETERS = "parameters"
-# Lists of variables that are not slots.
-_NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
-# Settings that apply to clients, or to no rank.
-_CLIENTS = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps", "loss_scale_factor")
 
 
 def check(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if servers cannot run this optimizer on a part of the parameters."""
-    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
-    if home.__module__.partition(".")[0] != "keras" or home.__name__ not in _ELEMENT_WISE:
+    if kinds.step_of(optimizer) not in _ELEMENT_WISE:
         raise ValueError(
             f"A server holds a part of the parameters and cannot run {type(optimizer).__name__}, which may need whole "
-            f"variables: use one of {', '.join(_ELEMENT_WISE)} with its original step."
+            f"variables: use one of {', '.join(kinds.names(*_ELEMENT_WISE))} with its original step."
         )
     if optimizer.use_ema:
         raise ValueError("Servers keep no moving average of the parameters: leave out use_ema.")
@@ -45,9 +39,10 @@ def check(optimizer: keras.optimizers.Optimizer) -> None:
 
 def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if an optimizer that `check` accepts has no lazy step."""
-    if lazy_step_of(_copy(optimizer, set())) is None:
+    if lazy_step_of(copies.served(optimizer, set())) is None:
+        lazy = [name for name, kind in kinds.KINDS.items() if kind.lazy]
         raise ValueError(
-            f"lazy=True supports {', '.join(_LAZY)}, without amsgrad, got {type(optimizer).__name__} of "
+            f"lazy=True supports {', '.join(lazy)}, without amsgrad, got {type(optimizer).__name__} of "
             f"{type(optimizer).__module__}: use one of these, or leave out lazy."
         )
 
@@ -82,7 +77,7 @@ class _Pieces:
             runs = _runs(optimizer, variables, spec)
             self._pieces = [keras.Variable(run.values, dtype="float32", name="shard") for run in runs]
             decayed = {optimizer._var_key(piece) for piece, run in zip(self._pieces, runs, strict=True) if run.decays}
-            self._optimizer = _copy(optimizer, decayed)
+            self._optimizer = copies.served(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
             self._use_large_pages()
@@ -95,9 +90,9 @@ class _Pieces:
 
     def state(self) -> dict[str, np.ndarray]:
         """The parameters and the optimizer's slots [size] by name, and its numbers [] such as the iterations."""
-        slots = {name: _joined([each.numpy() for each in held]) for name, held in self._slots().items()}
+        vectors = {name: _joined([each.numpy() for each in held]) for name, held in self._slots().items()}
         numbers = {name: np.asarray(each.numpy()) for name, each in self._numbers().items()}
-        return {PARAMETERS: self.vector().numpy(), **slots, **numbers}
+        return {PARAMETERS: self.vector().numpy(), **vectors, **numbers}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores what `state` returned, for a shard of the same variables and optimizer.
@@ -129,12 +124,7 @@ class _Pieces:
 
     def _slots(self) -> dict[str, list[Any]]:
         """The optimizer's slots: one variable for each piece, by the name of the attribute."""
-        return {
-            name.lstrip("_"): list(held)
-            for name, held in vars(self._optimizer).items()
-            if name not in _NO_SLOTS and isinstance(held, list) and 0 < len(held) == len(self._pieces)
-            if all(isinstance(each, keras.Variable) for each in held)
-        }
+        return {name.lstrip("_"): list(held) for name, held in slots.lists(self._optimizer).items()}
 
     def _numbers(self) -> dict[str, Any]:
         """The optimizer's scalars that steps change, in their order: Keras may give them new names each time."""
@@ -215,21 +205,3 @@ def _runs(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec:
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.float32), *parts])
-
-
-def _copy(optimizer: keras.optimizers.Optimizer, decayed: set[str]) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and settings, whose learning rate is passed with each gradient."""
-    base: Any = optimizer.__class__
-
-    class Copy(base):
-        def _use_weight_decay(self, variable):
-            return self._var_key(variable) in decayed
-
-    rate = optimizer._learning_rate
-    vars(optimizer)["_learning_rate"] = 0.0  # a schedule need not be one that can be saved
-    try:
-        config = optimizer.get_config()
-    finally:
-        vars(optimizer)["_learning_rate"] = rate
-    config = {key: value for key, value in config.items() if key not in _CLIENTS}
-    return Copy.from_config({**config, "learning_rate": 0.0})

@@ -7,7 +7,6 @@ arrives; they do not run their optimizer, except for decoupled weight decay.
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,7 +14,7 @@ import tensorflow as tf
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.optimizers import shard_slots
+from hvd_sparse.optimizers import kinds, shard_slots
 from hvd_sparse.spec import LocalOptimizer, Spec
 
 
@@ -41,10 +40,10 @@ def check(optimizer: keras.optimizers.Optimizer, push: Compressor | None) -> Non
         raise ValueError(
             "Clients do not average their gradients, so there is no gain: leave gain_ratio=True out of LocalUpdates."
         )
-    if not shard_slots.is_element_wise(optimizer):
+    if kinds.step_of(optimizer) is not kinds.Step.ELEMENT:
         raise ValueError(
             f"A client cannot run {type(optimizer).__name__} on the parts of its gradient: use one of "
-            f"{', '.join(shard_slots.ELEMENT_WISE)} with its original step, or push gradients, with "
+            f"{', '.join(kinds.names(kinds.Step.ELEMENT))} with its original step, or push gradients, with "
             "ErrorFeedback instead of LocalUpdates."
         )
 
@@ -92,16 +91,3 @@ class ClientSlots(shard_slots.TwinSlots):
     def update(self, gradient, ahead):
         lowered, written = super().update(gradient, ahead)
         return lowered, [*written, (self.steps, self.steps + 1)]
-
-
-def subtraction(optimizer: Any) -> keras.optimizers.Optimizer:
-    """An optimizer for servers that subtracts what arrives from the weights, and decays them as another one does."""
-
-    class Subtraction(keras.optimizers.Optimizer):
-        def _use_weight_decay(self, variable):
-            return optimizer._use_weight_decay(variable)
-
-        def update_step(self, gradient, variable, learning_rate):
-            self.assign_sub(variable, gradient)
-
-    return Subtraction(learning_rate=0.0, weight_decay=optimizer.weight_decay)

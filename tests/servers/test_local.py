@@ -16,8 +16,9 @@ from hvd_sparse.compression.quantizers import QSGD, TwoBits
 from hvd_sparse.compression.selectors import MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.optimizers.shard_slots import ELEMENT_WISE, TwinSlots
-from hvd_sparse.servers import ShardedServers, local
+from hvd_sparse.optimizers import copies, kinds
+from hvd_sparse.optimizers.shard_slots import TwinSlots
+from hvd_sparse.servers import ShardedServers
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.spec import LocalOptimizer, Spec
@@ -66,7 +67,7 @@ def aggregated(compressor, name: str, job: Job, steps):
 
 
 @few
-@given(ranks=st.integers(1, 3), seed=SEEDS, selection=SELECTIONS, name=st.sampled_from(ELEMENT_WISE))
+@given(ranks=st.integers(1, 3), seed=SEEDS, selection=SELECTIONS, name=st.sampled_from(kinds.names(kinds.Step.ELEMENT)))
 def test_synchronous_servers_subtract_what_the_aggregator_gives(ranks, seed, selection, name):
     """The aggregator is `updates(...)` of the same compressor; compared shard by shard, bit for bit."""
     random, push = np.random.default_rng(seed), LocalUpdates(ErrorFeedback(selection))
@@ -108,7 +109,7 @@ def flat(weights) -> np.ndarray:
     return np.concatenate([weight.numpy().reshape(-1) for weight in weights])
 
 
-@pytest.mark.parametrize("name", ELEMENT_WISE)
+@pytest.mark.parametrize("name", kinds.names(kinds.Step.ELEMENT))
 def test_one_client_that_sends_all_trains_as_the_optimizer_alone(name):
     """Including weight decay, which the servers apply."""
     push, random = LocalUpdates(ErrorFeedback(TopK(1.0))), np.random.default_rng(3)
@@ -125,7 +126,7 @@ def test_one_client_that_sends_all_trains_as_the_optimizer_alone(name):
 def test_what_is_not_to_decay_does_not():
     own, weights = optimizer("AdamW", weight_decay=0.5), variables(np.random.default_rng(0))
     own.exclude_from_weight_decay([weights[1]])
-    served = ServedPieces(local.subtraction(own), weights, whole_of(1))
+    served = ServedPieces(copies.subtraction(own), weights, whole_of(1))
     served.apply(tf.zeros([SIZE]), 0.5)
     same_bits(served.vector().numpy(), flat(weights) * np.repeat(np.float32([0.75, 1.0, 0.75]), [12, 5, 1]))
 
