@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import keras
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
-KERAS_INSIDES = ("keras.hooks", "optimizers.slots")
+# The modules that may use what is private to Keras's optimizers and models.
+KERAS_INSIDES = ("keras.hooks", "optimizers.copies", "optimizers.slots", "servers.optimizer", "layerwise")
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # underscored but public in Python
@@ -136,6 +139,43 @@ def private_names_of_others(modules: Sources) -> list[str]:
     ]
 
 
+def private_members_of_keras(modules: Sources) -> list[str]:
+    """Private members of Keras's optimizers and models that are used or overridden, though we may have the name too.
+
+    A module's own attributes of `self` may have the name of an attribute that Keras's objects have.
+    """
+    methods, attributes = _private_to_keras()
+    broken = []
+    for name, tree in modules.items():
+        nodes = [] if name in KERAS_INSIDES else list(ast.walk(tree))
+        own = {node.attr for node in nodes if _is_of_self(node) and isinstance(node.ctx, ast.Store)}
+        broken += [
+            f"{name} line {node.lineno} overrides {node.name}"
+            for node in nodes
+            if isinstance(node, ast.FunctionDef) and node.name in methods
+        ]
+        broken += [
+            f"{name} line {node.lineno} uses {node.attr}"
+            for node in nodes
+            if isinstance(node, ast.Attribute) and node.attr in methods | attributes
+            if not (_is_of_self(node) and node.attr in own)
+        ]
+    return broken
+
+
+@functools.cache
+def _private_to_keras() -> tuple[frozenset[str], frozenset[str]]:
+    """The members of the classes, and the attributes of an optimizer."""
+    classes = [*keras.optimizers.Optimizer.__mro__, *keras.Model.__mro__]
+    methods = {name for cls in classes for name in vars(cls) if _is_private(name)}
+    attributes = set(filter(_is_private, vars(keras.optimizers.SGD()))) - {"_lock"}  # what everybody calls a lock
+    return frozenset(methods), frozenset(attributes)
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
 def _defined(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -189,7 +229,13 @@ def long_files(lengths: dict[str, int]) -> list[str]:
 
 # ---- the rules are kept ----
 
-RULES_OF_PACKAGES = [undocumented, private_interfaces, private_names_of_others, unsafe_loading]
+RULES_OF_PACKAGES = [
+    undocumented,
+    private_interfaces,
+    private_names_of_others,
+    private_members_of_keras,
+    unsafe_loading,
+]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -238,6 +284,8 @@ BROKEN = [
     (private_names_of_others, {"tape": "optimizer._clip_gradients(g)"}, "tape line 1 uses _clip_gradients"),
     (private_names_of_others, {"tape": "getattr(optimizer, '_variables')"}, "tape line 1 uses _variables"),
     (private_names_of_others, {"tape": "class C(K):\n    def m(self):\n        self._track(1)"}, "uses _track"),
+    (private_members_of_keras, {"a": "optimizer._iterations\nself._iterations = 1"}, "a line 1 uses _iterations"),
+    (private_members_of_keras, {"a": "class C(K):\n    def _var_key(self): ..."}, "a line 2 overrides _var_key"),
     (unsafe_loading, {"ops": "import pickle"}, "ops imports pickle"),
     (unsafe_loading, {"ops": "np.load(path, allow_pickle=True)"}, "ops line 1 sets allow_pickle"),
     (framework_headers, {"a.cc": '#include "a.h"\n#include "tensorflow/core/x.h"'}, "includes tensorflow/core/x.h"),
@@ -262,6 +310,8 @@ KEPT = [
         {"tape": "class C:\n    def _mine(self): ...\nC()._mine()\npoint._replace(x=1)\nf.__name__"},
     ),
     (private_names_of_others, {KERAS_INSIDES[0]: "optimizer._clip_gradients(g)"}),
+    (private_members_of_keras, {"a": "self._variables = 1\nself._variables.x\ndef _of(): ..."}),
+    (private_members_of_keras, {"layerwise": "optimizer._iterations"}),
     (unsafe_loading, {"ops": "import json\nnp.load(path, allow_pickle=False)"}),
     (framework_headers, {"a.cc": '#include "select.h"\n#include <vector>\n// see tensorflow/core'}),
     (long_files, {"a.py": LONGEST}),

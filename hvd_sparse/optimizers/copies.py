@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -93,18 +93,19 @@ def whole(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return made
 
 
-def served(optimizer: keras.optimizers.Optimizer, decayed: Collection[str]) -> keras.optimizers.Optimizer:
+def served(optimizer: keras.optimizers.Optimizer, decayed: Sequence[Any]) -> keras.optimizers.Optimizer:
     """An optimizer of the same class and settings for a server's part of the variables.
 
     Args:
         optimizer: the clients'.
-        decayed: the keys of the variables whose weights decay. The learning rate comes with each gradient.
+        decayed: the variables whose weights decay. The learning rate comes with each gradient.
     """
     base: Any = optimizer.__class__
+    keys = {optimizer._var_key(variable) for variable in decayed}
 
     class Served(base):
         def _use_weight_decay(self, variable):
-            return self._var_key(variable) in decayed
+            return self._var_key(variable) in keys
 
     config = {key: value for key, value in _settings(optimizer).items() if key not in _OF_CLIENTS}
     return Served.from_config({**config, "learning_rate": 0.0})

@@ -1,6 +1,7 @@
 """The slots of Keras's optimizers: where they are kept, and copies of optimizers that keep them elsewhere.
 
-This file and `keras/hooks.py` are the only ones that depend on Keras's internals.
+Only this file, `copies.py` and the files that change an optimizer's class depend on Keras's internals: `KERAS_INSIDES`
+in tests/test_house_rules.py.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ def alive(reference: weakref.ref[keras.optimizers.Optimizer]) -> Any:
     found = reference()
     assert found is not None, "it applies what its copies make"
     return found
+
+
+def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether an optimizer's weight decay, if it has any, acts on a variable."""
+    return bool(optimizer._use_weight_decay(variable.value))
 
 
 def strip(optimizer: keras.optimizers.Optimizer) -> None:

@@ -76,7 +76,7 @@ class _Pieces:
         with tf.init_scope(), tf.device("CPU:0"):
             runs = _runs(optimizer, variables, spec)
             self._pieces = [keras.Variable(run.values, dtype="float32", name="shard") for run in runs]
-            decayed = {optimizer._var_key(piece) for piece, run in zip(self._pieces, runs, strict=True) if run.decays}
+            decayed = [piece for piece, run in zip(self._pieces, runs, strict=True) if run.decays]
             self._optimizer = copies.served(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
@@ -194,7 +194,7 @@ class _Run(NamedTuple):
 
 def _runs(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec) -> list[_Run]:
     def decays(place: Place) -> bool:
-        return bool(optimizer.weight_decay and optimizer._use_weight_decay(variables[place.segment].value))
+        return bool(optimizer.weight_decay) and slots.decays(optimizer, variables[place.segment])
 
     def part(place: Place) -> np.ndarray:
         return variables[place.segment].numpy().reshape(-1)[place.start : place.start + place.size]

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.optimizers import slots
 from hvd_sparse.servers.gathering import Touched
 
 Step: TypeAlias = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
@@ -96,9 +97,9 @@ def _arguments(optimizer: Any, variables: Sequence[Any]) -> Iterator[dict[str, A
     """The arguments of each variable's native step, except its gradient."""
     rate = np.float32(optimizer.learning_rate.numpy())
     name, attributes, numbers = _RULES[_home(type(optimizer))](optimizer, rate)
-    slots = [getattr(optimizer, attribute) for attribute in attributes]
-    for variable, *own in zip(variables, *slots, strict=True):
-        decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable.value))
+    held = [getattr(optimizer, attribute) for attribute in attributes]
+    for variable, *own in zip(variables, *held, strict=True):
+        decays = optimizer.weight_decay is not None and slots.decays(optimizer, variable)
         yield {
             "weights": variable.value.handle,
             "slots": [slot.value.handle for slot in own],
