@@ -60,6 +60,12 @@ class Compressor(abc.ABC):
     counts_differ = False  # whether ranks send different numbers of elements in the same step
     wire_dtype: str
 
+    @property
+    def share(self) -> float | None:
+        """The share of a vector that is sent, if it is the same in each step; None if not, or if another part says."""
+        density = getattr(self, "density", None)
+        return None if callable(density) else density
+
     @abc.abstractmethod
     def create(self, spec: Spec) -> tf.Module:
         """Creates the state for one vector."""

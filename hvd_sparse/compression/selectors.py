@@ -119,6 +119,10 @@ class BucketTopK(Compressor):
     bucket: int = 512
     wire_dtype: str = "float32"
 
+    @property
+    def share(self):
+        return self.k / self.bucket
+
     def __post_init__(self):
         if not 1 <= self.k <= self.bucket:
             raise ValueError(f"Expected k in [1, bucket], got k = {self.k} and bucket = {self.bucket}.")

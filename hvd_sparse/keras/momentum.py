@@ -24,9 +24,8 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, Schedule, SparCMLAlgorithm1, Warmup
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.momentum import VELOCITY, MomentumCorrection
-from hvd_sparse.compression.selectors import BucketTopK, HeldThreshold, MSTopK, TopK
-from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.arguments import takes_momentum
 from hvd_sparse.exchange.wire import parts
@@ -145,10 +144,8 @@ def _loses_with_adam(recipe: Aggregator) -> bool:
 
 def _densities(recipe: Aggregator) -> list[float]:
     """The constant densities of the parts of a recipe."""
-    found = list(parts(recipe))
-    by_share = (TopK, MSTopK, SampledThreshold, HeldThreshold)
-    shares = [part.density for part in found if isinstance(part, by_share) and not callable(part.density)]
-    return [*shares, *(part.k / part.bucket for part in found if isinstance(part, BucketTopK))]
+    shares = [part.share for part in parts(recipe) if isinstance(part, Compressor)]
+    return [share for share in shares if share is not None]
 
 
 @contextlib.contextmanager
