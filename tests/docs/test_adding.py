@@ -1,4 +1,4 @@
-"""The examples of docs/adding.md, carried out in a copy of the sources: what they add passes the tests that are named."""
+"""The examples of docs/adding.md, carried out in a copy of the sources: what they add passes the tests named there."""
 
 from __future__ import annotations
 
