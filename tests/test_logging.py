@@ -1,5 +1,6 @@
 """What the package tells goes through the logger "hvd_sparse", which prints by default and is the user's to change."""
 
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ optimizer.apply([keras.ops.ones(8)], [keras.Variable(keras.ops.ones(8))])
 
 
 def _printed(before):
-    environment = {"PATH": "/usr/bin:/bin", **QUIET}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ["PYTHONPATH"], **QUIET}
     command = [sys.executable, "-W", "ignore", "-c", before + ON_ONE_NODE]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return ran.stdout, ran.stderr

@@ -53,7 +53,7 @@ KINDS = {
     "Muon": Kind(Step.WHOLE),
     "Adafactor": Kind(Step.WHOLE),
     "Lamb": Kind(Step.WHOLE, "beta_1", "_momentums"),
-    "LARS": Kind(Step.SUMS, "momentum"),
+    "LARS": Kind(Step.SUMS, "momentum", "momentums", "momentums"),
     "LAMB": Kind(Step.SUMS, "beta_1", "first_moments"),
 }
 

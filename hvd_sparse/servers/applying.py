@@ -39,7 +39,7 @@ def check(optimizer: keras.optimizers.Optimizer) -> None:
 
 def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if an optimizer that `check` accepts has no lazy step."""
-    if lazy_step_of(copies.served(optimizer, set())) is None:
+    if lazy_step_of(copies.served(optimizer, [])) is None:
         lazy = [name for name, kind in kinds.KINDS.items() if kind.lazy]
         raise ValueError(
             f"lazy=True supports {', '.join(lazy)}, without amsgrad, got {type(optimizer).__name__} of "

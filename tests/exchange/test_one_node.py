@@ -104,10 +104,16 @@ def model_with(recipe):
     return model
 
 
+def dgc(density):
+    return recipes.dgc(density, 1)
+
+
 X, Y = np.random.default_rng(0).standard_normal((8, 8)).astype("f4"), np.zeros((8, 4), "f4")
 
 
-@pytest.mark.parametrize("make", [recipes.hitopk, recipes.recommended, lambda d: recipes.dgc(d, 1)])
+@pytest.mark.parametrize(
+    "make", [recipes.hitopk, *(pytest.param(make, marks=pytest.mark.thorough) for make in (recipes.recommended, dgc))]
+)
 def test_a_residual_of_several_nodes_is_in_the_first_exchange(make, init):
     """A training that was stopped where recipes select goes on where they do not, and the other way round."""
     init(local_size=1)

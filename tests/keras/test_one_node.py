@@ -54,9 +54,15 @@ def values(model):
     return [np.array(each) for each in (*model.weights, *(saved[name] for name in sorted(saved)))]
 
 
+def tiers(pairs):
+    """The combinations, of which the quick tier has those of a recipe of updates and one of gradients."""
+    for pair in pairs:
+        yield pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[0] not in ("recommended", "hitopk")))
+
+
 # Under momentum correction Adam's second moment is that of the velocity, on any number of nodes.
 @pytest.mark.parametrize(
-    ("name", "kind"), [each for each in itertools.product(RECIPES, OPTIMIZERS) if each != ("dgc", "adam")]
+    ("name", "kind"), tiers(each for each in itertools.product(RECIPES, OPTIMIZERS) if each != ("dgc", "adam"))
 )
 def test_weights_and_slots_are_those_of_plain_keras(name, kind):
     ours = fit(made(hvd.DistributedOptimizer(OPTIMIZERS[kind](), aggregator=RECIPES[name]())), 3)
@@ -76,7 +82,7 @@ def test_gradients_are_clipped_as_by_plain_keras():
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", tiers((name,) for name in RECIPES))
 def test_it_resumes_to_the_bit(name, tmp_path):
     def model():
         return made(hvd.DistributedOptimizer(OPTIMIZERS["momentum"](), aggregator=RECIPES[name]()))
@@ -88,7 +94,7 @@ def test_it_resumes_to_the_bit(name, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["recommended", "hitopk", "dgc"])
+@pytest.mark.parametrize("name", tiers((name,) for name in ("recommended", "hitopk", "dgc")))
 def test_it_goes_on_from_nodes_that_select_and_back(name, tmp_path):
     def model():
         return made(hvd.DistributedOptimizer(OPTIMIZERS["momentum"](), aggregator=RECIPES[name]()))

@@ -47,7 +47,7 @@ def _by(parallel):
 
 
 @pytest.mark.parametrize("isa", native.isas())
-@pytest.mark.parametrize("threads", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("threads", [1, 3, *(pytest.param(each, marks=pytest.mark.thorough) for each in (2, 7, 64))])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_threads_sum_parts_alike(dtype, threads, isa):
     parts = floats(np.random.default_rng(1), (3, SIZE), dtype)

@@ -110,7 +110,9 @@ def test_it_is_the_step_of_keras(name, sizes, steps, seed, spread):
 
 
 @EACH_OPTIMIZER
-@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize(
+    "isa", [*native.isas()[-1:], *(pytest.param(isa, marks=pytest.mark.thorough) for isa in native.isas()[:-1])]
+)
 def test_it_is_the_step_of_keras_on_many_elements_too(name, isa):
     with native.isa(native.ISAS[isa]):
         compare(name, [LARGE], 2, 5, 4)

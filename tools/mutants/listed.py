@@ -110,8 +110,8 @@ LISTED = (
         "keras",
         "hvd_sparse/keras/callbacks/folders.py",
         0,
-        "elif digest(file) != checkpoint.digests.get(file.name):",
-        "elif not digest(file):",
+        "if digest(file) != checkpoint.digests.get(file.name):",
+        "if not digest(file):",
         "A file of a checkpoint that was damaged is read.",
     ),
     Fault(
