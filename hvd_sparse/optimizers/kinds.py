@@ -65,8 +65,9 @@ def of(optimizer: keras.optimizers.Optimizer) -> Kind | None:
 
 def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
     """What an optimizer's step needs; None if it is not the step of a class in the table."""
-    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
-    kind = _first([home])
+    classes = type(optimizer).__mro__
+    home = next(number for number, cls in enumerate(classes) if "update_step" in vars(cls))
+    kind = _first(classes[: home + 1])
     return None if kind is None else kind.step
 
 
