@@ -14,6 +14,7 @@ DONE := $(VENV)/.done
 DOCS := .venv-docs
 NEWEST := .venv-newest
 OTHER := .venv-$(notdir $(PYTHON))
+NEXT := .venv-next-keras
 # What differs between Pythons: loading of libraries, processes and their ends, buffers, a training under horovodrun.
 CHOICE := tests/ops tests/datacache tests/link tests/keras/test_optimizer.py tests/keras/test_checkpoint.py
 SEED ?= 1
@@ -24,7 +25,8 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n logical --maxprocesses 4 -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build install demo test test-quick test-rest test-all test-newest test-python mutants lint types docs clean
+.PHONY: help setup build install demo test test-quick test-rest test-all test-newest test-python next-keras mutants lint \
+	types docs clean
 
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
@@ -53,6 +55,9 @@ test-python: setup $(OTHER)/.done  ## a choice of tests on another Python: make 
 		--max-worker-restart 0 -m "not thorough" $(CHOICE)
 	@PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest tests/examples/test_resumed.py
 
+next-keras: setup $(NEXT)/.done  ## tests of what knows Keras's insides, on the newest Keras and TensorFlow; what changed there
+	@$(RUN) -m tools.next_keras $(NEXT)/bin/python --tests
+
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
 	@$(RUN) -m tools.mutants --seed $(SEED)
 
@@ -78,7 +83,7 @@ build: $(DONE)/requirements  ## the native libraries, where their sources have c
 	@$(RUN) setup.py --quiet build_ext --inplace
 
 clean:          ## removes all of it but the cached Horovod wheel
-	@rm -rf $(VENV) $(DOCS) $(NEWEST) .venv-python* site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
+	@rm -rf $(VENV) $(DOCS) $(NEWEST) $(NEXT) .venv-python* site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(DOCS)/.done: requirements-docs.txt
@@ -105,6 +110,17 @@ $(OTHER)/.done: requirements.txt requirements-dev.txt $(wildcard tools/horovod/*
 	@$(OTHER)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r requirements-dev.txt
 	@tools/horovod/build_wheel.sh $(OTHER)/bin/python
 	@touch $@
+
+# Made anew each time that it is asked for, as there may be newer ones.
+$(NEXT)/.done: requirements-dev.txt $(wildcard tools/horovod/*.sh) FORCE
+	@$(PYTHON) -m venv --clear $(NEXT)
+	@echo "Installing the newest TensorFlow and Keras into $(NEXT), and Horovod for them ..."
+	@$(NEXT)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r requirements-dev.txt
+	@$(NEXT)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --upgrade tensorflow-cpu keras
+	@tools/horovod/build_wheel.sh $(NEXT)/bin/python
+	@touch $@
+
+FORCE:
 
 $(DONE)/environment:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or pass PYTHON=..."; exit 1; }
