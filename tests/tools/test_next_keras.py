@@ -12,13 +12,8 @@ def test_what_is_used_is_found_also_where_it_is_overridden_or_a_text():
 
 
 def test_each_way_in_which_a_member_may_change_is_told():
-    here = {
-        "A._one": ["(self)", "1"],
-        "A._two": ["(self)", "2"],
-        "B._three": ["(self)", "3"],
-        "B._four": ["(self)", "4"],
-    }
-    there = {"A._one": ["(self)", "A._one"], "A._two": ["(self)", "other"], "B._three": ["(self, x)", "3"]}
+    here = {each: ["(self)", "body"] for each in ("A._one", "A._two", "B._three", "B._four")}
+    there = {"A._one": ["(self)", "body"], "A._two": ["(self)", "other"], "B._three": ["(self, x)", "body"]}
     assert next_keras.changes(here, there, {"_one", "_two", "_three", "_four"}) == {
         "A._two": "another body",
         "B._three": "takes (self, x), took (self)",
