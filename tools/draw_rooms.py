@@ -18,7 +18,7 @@ import grimp
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "architecture.md"
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 # These only re-export names, prepare, or are of no room.
-_NO_ROOMS = ("_moved", "_command", "_compiled", "_dependencies", "_living", "_logging", "_version")
+_NO_ROOMS = ("_short_names", "_command", "_compiled", "_dependencies", "_living", "_logging", "_version")
 HIDDEN = {"hvd_sparse", *(f"hvd_sparse.{name}" for name in _NO_ROOMS)}
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 

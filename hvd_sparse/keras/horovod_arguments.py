@@ -57,12 +57,9 @@ def exchange_options(
     Raises:
         ValueError: if an argument is not supported; the message says what to do instead.
     """
+    if not isinstance(device_dense, str):  # a recipe may stand in this position
+        aggregator, device_dense = _in_place_of_device(aggregator, device_dense), ""
     for name, device in (("device_dense", device_dense), ("device_sparse", device_sparse)):
-        if not isinstance(device, str):
-            raise TypeError(
-                f"Expected the name of a device for {name}, got {type(device).__name__}: pass a recipe by name, "
-                "such as aggregator=hvd.recipes.hitopk(density=0.01)."
-            )
         if device != "":
             raise ValueError(
                 f"{name}={device!r} is not supported: collectives run where their tensors are. Leave it out."
@@ -113,6 +110,16 @@ def in_either_order(function: Callable[_Given, _Made]) -> Callable[_Given, _Made
         return arranged(**placed, **named)
 
     return call
+
+
+def _in_place_of_device(aggregator: Any, given: Any) -> Any:
+    """The argument that was passed in place of a device, by callers that pass a recipe by position."""
+    if aggregator is not None or not isinstance(given, Aggregator):
+        raise TypeError(
+            f"Expected the name of a device for device_dense, got {type(given).__name__}: pass a recipe by name, "
+            "such as aggregator=hvd.recipes.hitopk(density=0.01)."
+        )
+    return given
 
 
 def _check_predivide(factor: Any, op: Any, aggregator: Aggregator | None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.optimizers import copies
 from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
@@ -63,7 +62,7 @@ def join(
     _begin_alike(variables, world)
     if settings.replicas is not None and world.size < 2:
         raise ValueError("Expected at least 2 ranks, as one holds the other's replica, got 1: leave out replicas.")
-    served = copies.subtraction(optimizer) if local.sends_updates(settings.push) else optimizer
+    served = local.subtraction(optimizer) if local.sends_updates(settings.push) else optimizer
     pieces = LazyPieces if settings.lazy else ServedPieces
     service = serve(lambda shard: pieces(served, variables, shards[shard]), shards, world.rank, settings)
     if resumed is not None:

@@ -15,6 +15,7 @@ from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.optimizers import kinds, shard_slots
+from hvd_sparse.optimizers.copies import subtraction as subtraction
 from hvd_sparse.spec import LocalOptimizer, Spec
 
 

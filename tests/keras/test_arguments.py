@@ -86,8 +86,10 @@ def test_horovods_defaults_are_taken():
     np.testing.assert_array_equal(tape.gradient(loss, [variable]), [[4.0]])
 
 
-def test_a_recipe_in_the_place_of_a_device_is_refused():
-    for wrong in (hvd.recipes.topk(0.5), hvd.GradientExchange(), 0.01):
+def test_a_recipe_may_stand_in_the_place_of_a_device():
+    recipe = hvd.recipes.topk(0.5)
+    assert hvd.DistributedOptimizer(sgd(), "name", recipe).exchange.aggregator is recipe
+    for wrong in (hvd.GradientExchange(), 0.01):
         with pytest.raises(TypeError, match="Expected the name of a device.*aggregator=hvd.recipes"):
             hvd.DistributedOptimizer(sgd(), "name", wrong)
 

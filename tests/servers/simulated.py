@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
-from hvd_sparse.optimizers import copies
 from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
@@ -71,7 +70,7 @@ class Job:
         self.rule = rule or InOrderOfArrival()
         feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
         kind, own = SharedCopy if isinstance(self.rule, Together) else Copies, optimizer()
-        served = copies.subtraction(own) if local.sends_updates(feeding) else own
+        served = local.subtraction(own) if local.sends_updates(feeding) else own
         self.servers = [Shard(pieces(served, start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards]
         self.optimizers = [optimizer() for _ in range(ranks)]  # those of the clients
         self.pushing = [

@@ -16,9 +16,9 @@ from hvd_sparse.compression.quantizers import QSGD, TwoBits
 from hvd_sparse.compression.selectors import MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.optimizers import copies, kinds
+from hvd_sparse.optimizers import kinds
 from hvd_sparse.optimizers.shard_slots import TwinSlots
-from hvd_sparse.servers import ShardedServers
+from hvd_sparse.servers import ShardedServers, local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.spec import LocalOptimizer, Spec
@@ -126,7 +126,7 @@ def test_one_client_that_sends_all_trains_as_the_optimizer_alone(name):
 def test_what_is_not_to_decay_does_not():
     own, weights = optimizer("AdamW", weight_decay=0.5), variables(np.random.default_rng(0))
     own.exclude_from_weight_decay([weights[1]])
-    served = ServedPieces(copies.subtraction(own), weights, whole_of(1))
+    served = ServedPieces(local.subtraction(own), weights, whole_of(1))
     served.apply(tf.zeros([SIZE]), 0.5)
     same_bits(served.vector().numpy(), flat(weights) * np.repeat(np.float32([0.75, 1.0, 0.75]), [12, 5, 1]))
 
