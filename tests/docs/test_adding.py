@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import re
 import shlex
-import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 
 import pytest
 
 from tests.docs import blocks
+from tools.mutants import copies
 
 PAGE = blocks.ROOT / "docs" / "adding.md"
 # A file, where the block goes in it, and the block.
@@ -21,6 +18,7 @@ STEP = re.compile(
     r"```python\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+LIMIT = 1200.0  # seconds of a command, on a busy machine
 COMMANDS = [block.text for block in blocks.of_page(PAGE) if block.language == "sh"]
 
 
@@ -40,26 +38,20 @@ def carried_out(text: str, found: re.Match) -> str:
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory) -> pathlib.Path:
+def copy() -> Iterator[copies.Copy]:
     """The sources, with what is compiled, and with all that the page adds."""
-    folder = tmp_path_factory.mktemp("copy")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=blocks.ROOT, capture_output=True, check=True, text=True)
-    native = [path.relative_to(blocks.ROOT) for path in blocks.ROOT.glob("*/_*") if path.suffix in (".so", ".json")]
-    for name in [*listed.stdout.rstrip("\0").split("\0"), *map(str, native)]:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(blocks.ROOT / name, folder / name, follow_symlinks=False)
-    for found in STEP.finditer(PAGE.read_text()):
-        path = folder / found["path"]
-        assert path.exists() == (found["how"] != "new"), path
-        path.write_text(carried_out(path.read_text() if path.exists() else "", found))
-    return folder
+    with copies.made(blocks.ROOT) as made:
+        for found in STEP.finditer(PAGE.read_text()):
+            path = made.folder / found["path"]
+            assert path.exists() == (found["how"] != "new"), path
+            path.write_text(carried_out(path.read_text() if path.exists() else "", found))
+        yield made
 
 
-def run(folder: pathlib.Path, *words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    ended = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-3000:]
-    return ended.stdout
+def run(copy: copies.Copy, *words: str) -> str:
+    ended = copy.run(words, LIMIT)
+    assert ended.status == 0, ended.output[-9000:]
+    return ended.output
 
 
 def test_each_block_is_a_step_or_a_command():
