@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import tempfile
@@ -25,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from benchmarks import averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs, sources
+from benchmarks import averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs, sources, writing
 from examples.recommenders import index
 
 
@@ -115,10 +114,8 @@ def adopt(rows: Sequence[Mapping[str, Any]], study: Study, commit: Tree) -> tupl
 
 
 def write(store: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Replaces a store, under a temporary name until it is complete."""
-    part = store.with_suffix(".part")
-    part.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), encoding="utf8")
-    os.replace(part, store)
+    """Replaces a store."""
+    writing.replace(store, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
 
 
 def main() -> None:

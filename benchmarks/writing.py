@@ -43,14 +43,14 @@ def write_results(name: str, summary: dict[str, Any], markdown: str, samples: An
     if samples is not None:
         write_samples(name, {**summary, "samples": samples})
     stem = RESULTS / name
-    _replace(stem.with_suffix(".json"), as_json(summary) + "\n")
-    _replace(stem.with_suffix(".md"), markdown)
+    replace(stem.with_suffix(".json"), as_json(summary) + "\n")
+    replace(stem.with_suffix(".md"), markdown)
     return stem
 
 
 def write_samples(name: str, samples: Any) -> None:
     """Writes all samples, JSON-serialisable, to SAMPLES/NAME-DATE.json."""
-    _replace(SAMPLES / f"{name}-{timing.machine()['date']}.json", json.dumps(samples, indent=1) + "\n")
+    replace(SAMPLES / f"{name}-{timing.machine()['date']}.json", json.dumps(samples, indent=1) + "\n")
 
 
 def save_picture(figure: Figure, path: str | pathlib.Path) -> None:
@@ -113,7 +113,8 @@ def _fill(parts: list[str], opening: str, closing: str, indent: str) -> str:
     return f"\n{indent}".join(lines)
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
+def replace(path: pathlib.Path, text: str) -> None:
+    """Writes a file under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f"{path.suffix}.part")
     part.write_text(text)

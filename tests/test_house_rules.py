@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 # The modules that may use what is private to Keras's optimizers and models.
 KERAS_INSIDES = ("keras.hooks", "optimizers.copies", "optimizers.slots", "servers.optimizer", "layerwise")
+CLASSES_OF_KERAS = {*keras.optimizers.Optimizer.__mro__, *keras.Model.__mro__}
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # underscored but public in Python
@@ -144,7 +145,7 @@ def private_members_of_keras(modules: Sources) -> list[str]:
 
     A module's own attributes of `self` may have the name of an attribute that Keras's objects have.
     """
-    methods, attributes = _private_to_keras()
+    methods, attributes = private_to_keras()
     broken = []
     for name, tree in modules.items():
         nodes = [] if name in KERAS_INSIDES else list(ast.walk(tree))
@@ -164,11 +165,10 @@ def private_members_of_keras(modules: Sources) -> list[str]:
 
 
 @functools.cache
-def _private_to_keras() -> tuple[frozenset[str], frozenset[str]]:
+def private_to_keras() -> tuple[frozenset[str], frozenset[str]]:
     """The members of the classes, and the attributes of an optimizer."""
-    classes = [*keras.optimizers.Optimizer.__mro__, *keras.Model.__mro__]
-    methods = {name for cls in classes for name in vars(cls) if _is_private(name)}
-    attributes = set(filter(_is_private, vars(keras.optimizers.SGD()))) - {"_lock"}  # what everybody calls a lock
+    methods = {name for cls in CLASSES_OF_KERAS for name in vars(cls) if is_private(name)}
+    attributes = set(filter(is_private, vars(keras.optimizers.SGD()))) - {"_lock"}  # what everybody calls a lock
     return frozenset(methods), frozenset(attributes)
 
 
@@ -188,15 +188,15 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 def _private_uses(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_private(node.attr):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_private(node.attr):
             yield node.attr, node.lineno
         if isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
             named = node.args[1]
-            if isinstance(named, ast.Constant) and _is_private(str(named.value)):
+            if isinstance(named, ast.Constant) and is_private(str(named.value)):
                 yield str(named.value), node.lineno
 
 
-def _is_private(name: str) -> bool:
+def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 

@@ -16,15 +16,14 @@ import inspect
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
 import keras
 
 from tests import test_house_rules as rules
+from tools.mutants import copies
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("hvd_sparse", "lars")
@@ -34,18 +33,18 @@ TESTS = ("tests/optimizers", "tests/keras", "tests/lars", "tests/servers", "test
 def members() -> dict[str, list[str]]:
     """The private members of this version: arguments and digest of the source, by class and name."""
     found = {}
-    for cls in {*keras.optimizers.Optimizer.__mro__, *keras.Model.__mro__}:
+    for cls in rules.CLASSES_OF_KERAS:
         for name, value in vars(cls).items():
-            if rules._is_private(name) and inspect.isfunction(value):
+            if rules.is_private(name) and inspect.isfunction(value):
                 source = hashlib.sha256(inspect.getsource(value).encode()).hexdigest()
                 found[f"{cls.__name__}.{name}"] = [str(inspect.signature(value)), source]
-    attributes = filter(rules._is_private, vars(keras.optimizers.SGD()))
+    attributes = filter(rules.is_private, vars(keras.optimizers.SGD()))
     return found | {f"Optimizer.{name}": ["", ""] for name in attributes}
 
 
 def used() -> set[str]:
     """The private names of Keras that the modules use or override which may know them."""
-    methods, attributes = rules._private_to_keras()
+    methods, attributes = rules.private_to_keras()
     modules = {name: tree for each in PACKAGES for name, tree in rules.package(each).items()}
     return {
         name
@@ -96,20 +95,10 @@ def of_another(python: pathlib.Path) -> tuple[str, dict[str, list[str]]]:
 
 def tests_pass(python: pathlib.Path) -> bool:
     """Compiles a copy of the sources for the other TensorFlow, and runs the tests there."""
-    with tempfile.TemporaryDirectory() as name:
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True)
-        for file in listed.stdout.rstrip("\0").split("\0"):
-            target = pathlib.Path(name) / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, target, follow_symlinks=False)
-        environment = {**os.environ, "PYTHONPATH": name}
-        for words in (
-            ["setup.py", "--quiet", "build_ext", "--inplace"],
-            ["-m", "pytest", "-m", "not thorough", *TESTS],
-        ):
-            if subprocess.run([python, *words], cwd=name, env=environment).returncode:
-                return False
-    return True
+    build, test = ["setup.py", "--quiet", "build_ext", "--inplace"], ["-m", "pytest", "-m", "not thorough", *TESTS]
+    with copies.made(ROOT) as copy:
+        runs = (subprocess.run([python, *each], cwd=copy.folder, env=copy.environment) for each in (build, test))
+        return all(run.returncode == 0 for run in runs)
 
 
 def main() -> None:

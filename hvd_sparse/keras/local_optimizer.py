@@ -113,4 +113,6 @@ def _kind(optimizer: keras.optimizers.Optimizer) -> Callable[[Spec, keras.optimi
     if on_shards.offered(optimizer) is not None:
         return PieceSlots
     step = kinds.step_of(optimizer)
-    return TwinSlots if step is kinds.Step.ELEMENT else WholeSlots if step is kinds.Step.WHOLE else None
+    if step is kinds.Step.ELEMENT:
+        return TwinSlots
+    return WholeSlots if step is kinds.Step.WHOLE else None
