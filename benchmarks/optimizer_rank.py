@@ -20,7 +20,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from benchmarks.timing import shuffled
 from hvd_sparse import topology
-from hvd_sparse.keras.hooks import exchange_of
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.optimizers import ahead
 
 ALONE, DENSE, SPARSE, AGAIN = "Adam without an exchange", "torus2d", "hitopk", "hitopk, A/A"

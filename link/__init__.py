@@ -14,7 +14,7 @@ Ctrl-C ends its waits for answers (`waiting`).
 """
 
 from link.addresses import hold, resolve
-from link.asking import Answer, Caller, LinkError, Patience
+from link.asking import Answer, Caller, LinkError, PartnerLostError, Patience
 from link.client import Client
 from link.events import Events, Refusal
 from link.forms import Form, Protocol, WireError
@@ -28,6 +28,7 @@ __all__ = [
     "Events",
     "Form",
     "LinkError",
+    "PartnerLostError",
     "Patience",
     "Protocol",
     "Refusal",

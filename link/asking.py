@@ -12,7 +12,11 @@ from link.forms import Protocol, WireError
 from link.session import Greeting
 
 
-class LinkError(ConnectionError):
+class PartnerLostError(Exception):
+    """Another process of the job is gone, or cannot go on; each subclass says which and why."""
+
+
+class LinkError(PartnerLostError, ConnectionError):
     """A server cannot be asked, or its answer does not come.
 
     Attributes:

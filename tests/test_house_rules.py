@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 # The modules that may use what is private to Keras's optimizers and models.
-KERAS_INSIDES = ("keras.hooks", "optimizers.copies", "optimizers.slots", "servers.optimizer", "layerwise")
+KERAS_INSIDES = ("keras.hooks", "optimizers.attached", "optimizers.copies", "optimizers.slots", "layerwise")
 CLASSES_OF_KERAS = {*keras.optimizers.Optimizer.__mro__, *keras.Model.__mro__}
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -200,6 +200,17 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
+def changed_classes(modules: Sources) -> list[str]:
+    """Objects whose class is changed, but for optimizers to which something is attached."""
+    return [
+        f"{name} line {node.lineno} changes a class"
+        for name, tree in modules.items()
+        if name != "optimizers.attached"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store)
+    ]
+
+
 def unsafe_loading(modules: Sources) -> list[str]:
     broken = []
     for name, tree in modules.items():
@@ -234,6 +245,7 @@ RULES_OF_PACKAGES = [
     private_interfaces,
     private_names_of_others,
     private_members_of_keras,
+    changed_classes,
     unsafe_loading,
 ]
 
@@ -286,6 +298,7 @@ BROKEN = [
     (private_names_of_others, {"tape": "class C(K):\n    def m(self):\n        self._track(1)"}, "uses _track"),
     (private_members_of_keras, {"a": "optimizer._iterations\nself._iterations = 1"}, "a line 1 uses _iterations"),
     (private_members_of_keras, {"a": "class C(K):\n    def _var_key(self): ..."}, "a line 2 overrides _var_key"),
+    (changed_classes, {"a": "optimizer.__class__ = B"}, "a line 1 changes a class"),
     (unsafe_loading, {"ops": "import pickle"}, "ops imports pickle"),
     (unsafe_loading, {"ops": "np.load(path, allow_pickle=True)"}, "ops line 1 sets allow_pickle"),
     (framework_headers, {"a.cc": '#include "a.h"\n#include "tensorflow/core/x.h"'}, "includes tensorflow/core/x.h"),
@@ -312,6 +325,7 @@ KEPT = [
     (private_names_of_others, {KERAS_INSIDES[0]: "optimizer._clip_gradients(g)"}),
     (private_members_of_keras, {"a": "self._variables = 1\nself._variables.x\ndef _of(): ..."}),
     (private_members_of_keras, {"layerwise": "optimizer._iterations"}),
+    (changed_classes, {"a": "class A:\n    __class__ = property(B)\nA().__class__.x = 1"}),
     (unsafe_loading, {"ops": "import json\nnp.load(path, allow_pickle=False)"}),
     (framework_headers, {"a.cc": '#include "select.h"\n#include <vector>\n// see tensorflow/core'}),
     (long_files, {"a.py": LONGEST}),

@@ -10,6 +10,7 @@ import pytest
 
 import hvd_sparse as hvd
 import hvd_sparse.keras
+import link
 from hvd_sparse import compression
 from tools import horovod_names
 
@@ -53,6 +54,17 @@ def test_they_are_the_first_lines_of_a_program(lines):
 
 def test_a_module_is_loaded_once():
     assert importlib.import_module("hvd_sparse.callbacks.base") is hvd_sparse.keras.callbacks.base
+
+
+def test_compressors_are_also_in_the_module_that_horovod_calls_compression():
+    assert all(
+        getattr(compression, name) is getattr(hvd, name) for name in ("compressors", "quantizers", "error_feedback")
+    )
+
+
+@pytest.mark.parametrize("error", [link.LinkError, hvd.servers.ServerLostError, hvd.pipeline.StageError])
+def test_whatever_is_raised_when_another_process_is_gone_is_a_partner_lost_error(error):
+    assert issubclass(error, hvd.PartnerLostError)
 
 
 def test_hvd_sparse_keras_has_all_names():

@@ -15,7 +15,7 @@ import keras
 import hvd_sparse as hvd
 from examples.training import rates
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 
 OPTIMIZERS = ("sgd", "momentum", "lars", "lamb", "adam")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -240,7 +240,7 @@ def agree_on(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Va
     """`agree` for a distributed optimizer of these variables."""
     if not optimizer.built:
         optimizer.build(variables)
-    exchange = hooks.exchange_of(optimizer)
+    exchange = exchange_of(optimizer)
     exchange.set_epoch(epoch)
     exchange([keras.ops.zeros_like(variable) for variable in variables], variables)
 

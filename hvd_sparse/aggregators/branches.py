@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.counting import CountingCommunicator
+from hvd_sparse.aggregators.delegating import Delegating
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, Update, dense
 from hvd_sparse.spec import Spec
 
@@ -69,15 +70,17 @@ def _told(reduced: Reduced, spec: Spec) -> tuple[tf.Tensor, Traffic]:
     return culprits != 0, counted.traffic
 
 
-class Switch(Aggregator):
-    """An aggregator that runs one of several forms of its inner one; all forms share the state `state.inner`."""
+class Switch(Delegating):
+    """Runs one of several forms of its inner aggregator, so it must be outermost; all forms share the inner's state."""
 
     inner: Aggregator
 
-    @property
-    def nests(self):
-        """False: its branches hold whole exchanges, so it must be outermost."""
-        return False
+    def serving(self, state):
+        """The inner."""
+        return self.inner
+
+    def running(self, state):
+        return self, state
 
     @property
     def returns_sum(self):
@@ -88,24 +91,6 @@ class Switch(Aggregator):
         """The last form of the inner, at that density."""
         whole: Any = self
         return dataclasses.replace(whole, inner=self.inner.at_density(density))
-
-    def set_epoch(self, state, epoch):
-        self.inner.set_epoch(state.inner, epoch)
-
-    def decided(self, state):
-        return self.inner.decided(state.inner)
-
-    def residual(self, state):
-        return self.inner.residual(state.inner)
-
-    def node_residual(self, state):
-        return self.inner.node_residual(state.inner)
-
-    def restored(self, state, residual):
-        return self.inner.restored(state.inner, residual)
-
-    def contributions(self, size, members):
-        return None
 
     @staticmethod
     def _run(form: Aggregator, parts: Parts, divisor: int, state: Any) -> Outputs:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.delegating import Delegating
 from hvd_sparse.aggregators.mean import Mean
 from hvd_sparse.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseBelow(Aggregator):
+class DenseBelow(Delegating):
     """Averages small variables densely and leaves the others to a sparse recipe.
 
     Biases and normalizations have few elements but affect a whole layer; users of DGC and PowerSGD send them whole. The
@@ -41,11 +42,6 @@ class DenseBelow(Aggregator):
             raise ValueError(f"Expected a dense recipe for small variables, got {type(self.dense).__name__}.")
 
     @property
-    def nests(self):
-        """False: it must be outermost or inside a warm-up; its parts may contain `Hierarchical`."""
-        return False
-
-    @property
     def returns_sum(self):
         """As for the inner, which must return means like the dense recipe."""
         return self.inner.returns_sum
@@ -62,29 +58,8 @@ class DenseBelow(Aggregator):
     def at_density(self, density):
         return dataclasses.replace(self, inner=self.inner.at_density(density))
 
-    def set_epoch(self, state, epoch):
-        self.part(state.spec).set_epoch(state.inner, epoch)
-
-    def running(self, state):
-        return self.part(state.spec).running(state.inner)
-
-    def decided(self, state):
-        return self.part(state.spec).decided(state.inner)
-
-    def reduce(self, parts, divisor, state):
-        return self.part(state.spec).reduce(parts, divisor, state.inner)
-
-    def residual(self, state):
-        return self.part(state.spec).residual(state.inner)
-
-    def node_residual(self, state):
-        return self.part(state.spec).node_residual(state.inner)
-
-    def restored(self, state, residual):
-        return self.part(state.spec).restored(state.inner, residual)
-
-    def contributions(self, size, members):
-        return None
+    def serving(self, state):
+        return self.part(state.spec)
 
     def _create(self, spec, communicator):
         return AggregatorState(spec, communicator, self.part(spec)._create(spec, communicator))

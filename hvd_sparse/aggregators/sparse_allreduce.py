@@ -11,11 +11,9 @@ from hvd_sparse.aggregators import reports
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Reduced, Update, attended, blame, nothing
-from hvd_sparse.collectives.allgather import combine_gathered
 from hvd_sparse.collectives.dynamic import check_of_sums, combine_dense, combine_quantized
 from hvd_sparse.collectives.prepared import Layout
-from hvd_sparse.collectives.recursive_doubling import combine_pairs
-from hvd_sparse.collectives.split_allgather import combine_pieces
+from hvd_sparse.collectives.sparse import SPARSE
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.quantizers import Quantizer
 from hvd_sparse.compression.selectors import harmless
@@ -24,11 +22,6 @@ from hvd_sparse.costs.collectives import CANDIDATES, Load
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Communicator
 
-_SPARSE = {
-    "recursive_doubling": combine_pairs,
-    "split_allgather": combine_pieces,
-    "allgather": combine_gathered,
-}
 COLLECTIVES = ("auto", *CANDIDATES)
 _FILLS_IN = 1 / 16  # a density at which the sums of a few ranks are hardly sparse
 
@@ -174,7 +167,7 @@ class SparseAllReduce(Aggregator):
         choice = state.choice if self.collective == "auto" else self.collective
         if choice == "dynamic":
             return combine_dense(layout, message, counted, name), tf.constant(0), ()
-        return layout.dense(_SPARSE[choice](layout, message, counted, name)), tf.constant(0), ()
+        return layout.dense(SPARSE[choice](layout, message, counted, name)), tf.constant(0), ()
 
 
 def _layout(size: int) -> Layout:

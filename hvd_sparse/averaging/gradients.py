@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,11 +13,12 @@ from hvd_sparse.averaging.flat import FlatVariables, flat, require_floats
 from hvd_sparse.averaging.optimizer import require_new
 from hvd_sparse.averaging.participant import require_finite, share_first
 from hvd_sparse.averaging.transports import Transport
+from hvd_sparse.optimizers import attached
+from hvd_sparse.optimizers.attached import Attached, Own
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator
 from hvd_sparse.transport.eager import making_variables
 
-_AVERAGED = "_hvd_sparse_averaged_gradients"
 _numbers = itertools.count()
 
 
@@ -49,24 +50,19 @@ def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
             "GradientAveraging expects an optimizer that is not yet built, without loss scaling and without "
             "gradient_accumulation_steps."
         )
-    vars(optimizer)[_AVERAGED] = _Gradients(transport, rotate)
-    optimizer.__class__ = _averaged_class(type(optimizer))
+    attached.attach(optimizer, _GradientsAveraged(_Gradients(transport, rotate)))
     return optimizer
-
-
-def averages_gradients(optimizer: Any) -> bool:
-    """Whether an optimizer was made by `GradientAveraging`."""
-    return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(optimizer)
 
 
 def averaged_gradients(optimizer: Any) -> _Gradients:
     """The object that averages the gradients of an optimizer; ValueError if there is none."""
-    if not averages_gradients(optimizer):
+    found = attached.to(optimizer)
+    if not isinstance(found, _GradientsAveraged):
         raise ValueError(
             f"Expected an optimizer that averages gradients, got {type(optimizer).__name__}: wrap it with "
             "hvd.averaging.GradientAveraging(optimizer, transport)."
         )
-    return vars(optimizer)[_AVERAGED]
+    return found.gradients
 
 
 class _Gradients:
@@ -101,31 +97,30 @@ class _Gradients:
         return self._flat.cut(averaged.vector)
 
 
-def _averaged_class(base: Any) -> type:
-    """A subclass that averages gradients before it applies them, under the same name."""
+class _GradientsAveraged(Attached):
+    """Gradients are averaged before the optimizer applies them."""
 
-    class Averaged(base):
-        __class__ = property(lambda self: base)
+    def __init__(self, gradients: _Gradients):
+        self.gradients = gradients
 
-        def build(self, variables):
-            if not self.built:
-                with making_variables():
-                    base.build(self, variables)
-                    name = f"gradient_averaging.{next(_numbers)}"
-                    averaged_gradients(self).begin(list(variables), topology.world(), name)
+    def build(self, own: Own, variables: Sequence[Any]) -> None:
+        with making_variables():
+            own.build(variables)
+            self.gradients.begin(list(variables), topology.world(), f"gradient_averaging.{next(_numbers)}")
 
-        def apply(self, grads, trainable_variables=None):
-            gradients = averaged_gradients(self)
-            if not self.built:
-                self.build(trainable_variables)
-            given = gradients.variables if trainable_variables is None else list(trainable_variables)
-            means = gradients.mean(grads, given)
-            with tf.control_dependencies(means):  # of weight decay and the count of steps, too
-                base.apply(self, means, gradients.variables)
+    def scaled(self, apply: Callable[[], None]) -> None:
+        raise ValueError(
+            "hvd.averaging.GradientAveraging does not support loss scaling: compile with "
+            "auto_scale_loss=False, or use hvd.averaging.ModelAveraging."
+        )
 
-    Averaged.__name__, Averaged.__qualname__ = base.__name__, base.__qualname__
-    Averaged.__module__, Averaged.__doc__ = base.__module__, base.__doc__
-    return Averaged
+    def apply(self, own: Own, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        if not own.optimizer.built:
+            own.optimizer.build(variables)
+        given = self.gradients.variables if variables is None else list(variables)
+        means = self.gradients.mean(gradients, given)
+        with tf.control_dependencies(means):  # of weight decay and the count of steps, too
+            own.apply(means, self.gradients.variables)
 
 
 def _dense(gradient: Any, variable: Any) -> tf.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,11 +13,11 @@ from hvd_sparse.averaging.reliable import Reliable
 from hvd_sparse.averaging.returning import Return
 from hvd_sparse.averaging.telemetry import Telemetry
 from hvd_sparse.averaging.transports import Transport
-from hvd_sparse.optimizers import slots
+from hvd_sparse.optimizers import attached, slots
+from hvd_sparse.optimizers.attached import Attached, Own
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.eager import making_variables
 
-_AVERAGED = "_hvd_sparse_averaging"
 _numbers = itertools.count()
 
 
@@ -77,28 +77,63 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
         raise ValueError(f"Expected a max_distance above 0, or None, got {max_distance}.")
     rounds = None if resynchronise_every is None else _rounds(resynchronise_every, every)
     settings = Settings(transport, every, rotate, rounds, max_distance, guard_every)
-    vars(inner)[_AVERAGED] = Participant(settings, telemetry)
-    inner.__class__ = _averaged_class(type(inner))
+    part = ModelsAveraged(Participant(settings, telemetry))
+    attached.attach(inner, part)
     if inner.built:
-        _begin(inner, list(slots.variables(inner).values()), inner.variables)
+        part.begin(inner, list(slots.variables(inner).values()), inner.variables)
     return optimizer
-
-
-def is_averaged(optimizer: Any) -> bool:
-    """Whether an optimizer averages models, or is a loss scale optimizer around one that does."""
-    return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(
-        slots.without_loss_scaling(optimizer)
-    )
 
 
 def averaged(optimizer: Any) -> Participant:
     """The object that averages an optimizer's models; ValueError if there is none."""
-    if not is_averaged(optimizer):
+    found = attached.to(optimizer)
+    if not isinstance(found, ModelsAveraged):
         raise ValueError(
             f"Expected an optimizer that averages models, got {type(optimizer).__name__}: wrap it with "
             "hvd.averaging.ModelAveraging(optimizer)."
         )
-    return vars(slots.without_loss_scaling(optimizer))[_AVERAGED]
+    return found.participant
+
+
+class ModelsAveraged(Attached):
+    """Models are averaged after the optimizer's own steps."""
+
+    own_models = True
+
+    def __init__(self, participant: Participant):
+        self.participant = participant
+
+    def build(self, own: Own, variables: Sequence[Any]) -> None:
+        with making_variables():
+            own.build(variables)
+            self.begin(own.optimizer, list(variables))
+
+    def begin(self, optimizer: Any, variables: Sequence[Any], loaded: Sequence[Any] = ()) -> None:
+        """Begins with rank 0's variables, or comes back; `loaded` are slots that already hold something."""
+        passes = optimizer.gradient_accumulation_steps or 1
+        with making_variables():
+            if self.participant.comes_back:
+                slots.calls(optimizer).assign(self.participant.come_back(variables, passes))
+            else:
+                name = f"averaging.{next(_numbers)}"
+                self.participant.begin(variables, loaded, topology.world(), name, passes)
+
+    def scaled(self, apply: Callable[[], None]) -> None:
+        """Takes part even if this rank skips the step, as the others do."""
+        with self.participant.postponed():
+            apply()
+        self.participant.take_part()
+
+    def apply(self, own: Own, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        own.apply(gradients, variables)
+        self.participant.take_part()
+
+    def require_savable(self) -> None:
+        self.participant.require_mean()
+
+    def save(self, own: Own, store: Any) -> None:
+        self.require_savable()
+        own.save(store)
 
 
 def resynchronise(optimizer: keras.optimizers.Optimizer) -> None:
@@ -168,7 +203,7 @@ def require_new(optimizer: Any) -> Any:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, such as keras.optimizers.SGD(), got {type(optimizer).__name__}.")
     inner = slots.without_loss_scaling(optimizer)
-    if inner.__class__ is not type(inner):
+    if attached.to(inner) is not None:
         raise ValueError(f"The optimizer {inner.name} is already distributed: pass one that is not, and wrap it once.")
     return inner
 
@@ -180,38 +215,3 @@ def _rounds(steps: int, every: int) -> int:
             f"averaged, and can be resynchronised, only every {every} steps."
         )
     return steps // every
-
-
-def _begin(optimizer: Any, variables: Sequence[Any], loaded: Sequence[Any] = ()) -> None:
-    participant = averaged(optimizer)
-    passes = optimizer.gradient_accumulation_steps or 1
-    with making_variables():
-        if participant.comes_back:
-            slots.calls(optimizer).assign(participant.come_back(variables, passes))
-        else:
-            participant.begin(variables, loaded, topology.world(), f"averaging.{next(_numbers)}", passes)
-
-
-def _averaged_class(base: Any) -> type:
-    """A subclass that takes part in averaging after its own steps, under the same name."""
-
-    class Averaged(base):
-        __class__ = property(lambda self: base)
-
-        def build(self, variables):
-            if not self.built:
-                with making_variables():
-                    base.build(self, variables)
-                    _begin(self, list(variables))
-
-        def apply(self, grads, trainable_variables=None):
-            base.apply(self, grads, trainable_variables)
-            averaged(self).take_part()
-
-        def save_own_variables(self, store):
-            averaged(self).require_mean()
-            base.save_own_variables(self, store)
-
-    Averaged.__name__, Averaged.__qualname__ = base.__name__, base.__qualname__
-    Averaged.__module__, Averaged.__doc__ = base.__module__, base.__doc__
-    return Averaged

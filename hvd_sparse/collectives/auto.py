@@ -11,23 +11,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.collectives.allgather import combine_gathered
 from hvd_sparse.collectives.call_history import CallHistory, Calls
 from hvd_sparse.collectives.dynamic import combine_dense, combine_prepared
 from hvd_sparse.collectives.prepared import HEAD, Layout, Prepared, Result, prepare
-from hvd_sparse.collectives.recursive_doubling import combine_pairs
-from hvd_sparse.collectives.split_allgather import combine_pieces
+from hvd_sparse.collectives.sparse import SPARSE
 from hvd_sparse.costs import Link
 from hvd_sparse.costs import collectives as collective_costs
 from hvd_sparse.costs.collectives import CANDIDATES, Load, Transport
 from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
 
-_SPARSE = {
-    "recursive_doubling": combine_pairs,
-    "split_allgather": combine_pieces,
-    "allgather": combine_gathered,
-}
 _NEUTRAL = {"sum": 0.0, "product": 1.0, "max": -np.inf, "min": np.inf}
 _SIZES = timing.Sizes(1 << 6, 1 << 21, 16, long=0.02)  # words that a rank sends to each other rank in timed calls
 _TIMED = 1 << 16  # rows of the streams whose combining is timed
@@ -177,7 +170,7 @@ def _eagerly(
 def _taking(choice: int, prepared: Prepared, communicator: Communicator, name: str, calls: int) -> tuple[Result, int]:
     """The result of one candidate, and the rows of the union, -1 if they are not known."""
     if CANDIDATES[choice] != "dynamic":
-        message = _SPARSE[CANDIDATES[choice]](prepared.layout, prepared.message, communicator, name)
+        message = SPARSE[CANDIDATES[choice]](prepared.layout, prepared.message, communicator, name)
         return _combined(prepared, message)
     vector = combine_prepared(prepared, communicator, name)
     tells = not prepared.full and _looks(calls)  # full vectors do not show how index sets overlap
@@ -206,7 +199,7 @@ def _in_graph(
         return np.float64(chooser.spread(float(kept), int(union), float(spread)))
 
     def sparse(kind: str) -> tuple[tf.Tensor, tf.Tensor]:
-        combined = _SPARSE[kind](layout, message, communicator, f"{name}.{kind}")
+        combined = SPARSE[kind](layout, message, communicator, f"{name}.{kind}")
         return layout.dense(combined), tf.where(combined[0] == 0, combined[1], -1)
 
     def dense() -> tuple[tf.Tensor, tf.Tensor]:
@@ -215,7 +208,7 @@ def _in_graph(
         looks = tf.bitwise.bitwise_and(number, number - 1) == 0
         return vector, tf.cond(looks, lambda: _rows_there(layout, vector), lambda: tf.constant(-1))
 
-    branches = [functools.partial(sparse, kind) if kind in _SPARSE else dense for kind in CANDIDATES]
+    branches = [functools.partial(sparse, kind) if kind in SPARSE else dense for kind in CANDIDATES]
     choice = tf.ensure_shape(tf.numpy_function(choose, [kept, spread], tf.int32, stateful=False), [])
     vector, union = tf.switch_case(choice, branches)
     learnt = tf.numpy_function(learn, [kept, union, spread], tf.float64, stateful=False)

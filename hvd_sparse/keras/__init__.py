@@ -77,6 +77,7 @@ from hvd_sparse.transport.topology import (
     shutdown,
     size,
 )
+from link import PartnerLostError
 
 __all__ = [
     "Adasum",
@@ -92,6 +93,7 @@ __all__ = [
     "Min",
     "PartialDistributedGradientTape",
     "PartialDistributedOptimizer",
+    "PartnerLostError",
     "ProcessSet",
     "Product",
     "Sum",

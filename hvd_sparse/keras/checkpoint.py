@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.state import RankState, ResidualSum
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.storage import archives, files
 from hvd_sparse.storage.archives import read, write
 from hvd_sparse.transport import first_rank, topology
@@ -171,7 +171,7 @@ def own_path(path: Path) -> pathlib.Path:
 
 
 def _exchange_of(of: Any) -> GradientExchange:
-    exchange = of if isinstance(of, GradientExchange) else hooks.exchange_of(of)
+    exchange = of if isinstance(of, GradientExchange) else exchange_of(of)
     if exchange is None:
         raise TypeError(f"Expected a distributed optimizer or a GradientExchange, got {type(of).__name__}.")
     return exchange

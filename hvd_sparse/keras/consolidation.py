@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from hvd_sparse.compression.momentum import VELOCITY
 from hvd_sparse.exchange import sender_side
-from hvd_sparse.keras import hooks, momentum
+from hvd_sparse.keras import momentum
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.optimizers import slots, without_slots
 from hvd_sparse.transport import topology
@@ -40,7 +41,7 @@ def consolidate(model: keras.Model | tf.train.Checkpoint) -> None:
 
 def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:
     """`consolidate` for an optimizer; one that is not distributed stays as it is."""
-    exchange = hooks.exchange_of(optimizer)
+    exchange = exchange_of(optimizer)
     if exchange is None or not exchange.takes_over:
         return
     if exchange.step in (0, vars(optimizer).get(momentum.CONSOLIDATED)):

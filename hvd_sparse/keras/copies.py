@@ -20,6 +20,7 @@ from typing import Any
 import keras
 
 from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of, meets_otherwise
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.optimizers import slots, without_slots
 from hvd_sparse.transport import first_rank
@@ -88,7 +89,7 @@ def remember(optimizer: keras.optimizers.Optimizer, again: Callable[..., None]) 
 
 def of_optimizer(optimizer: Any) -> Distribution | None:
     """How an optimizer was made distributed, also inside a loss-scaling one; None if it is not."""
-    exchange = hooks.exchange_of(optimizer)
+    exchange = exchange_of(optimizer)
     if exchange is None:
         return None
     again = vars(slots.without_loss_scaling(optimizer))[_AGAIN]
@@ -100,7 +101,7 @@ def of_model(model: keras.Model) -> dict[str, Distribution]:
     """How the distributed optimizers of a compiled model were made so, by where they are (`tracked.optimizers_of`)."""
     found = {}
     for path, optimizer in optimizers_of(model).items():
-        distribution, exchange = of_optimizer(optimizer), hooks.exchange_of(optimizer)
+        distribution, exchange = of_optimizer(optimizer), exchange_of(optimizer)
         if distribution is not None and exchange is not None and model.built:
             are_local = exchange.are_local(model.trainable_variables)
             local = tuple(place for place, local in enumerate(are_local) if local)
@@ -220,7 +221,7 @@ def _copied_optimizer(base: Any, config: dict[str, Any], distribution: Distribut
 def _hooked_get_compile_config(original: Any) -> Any:
     def get_compile_config(self):
         config = original(self)
-        if not isinstance(config, dict) or hooks.meets_otherwise(getattr(self, "optimizer", None)):
+        if not isinstance(config, dict) or meets_otherwise(getattr(self, "optimizer", None)):
             return config
         carried = CompileConfig(config)
         carried.distributions = of_model(self)

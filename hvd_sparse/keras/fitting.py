@@ -19,7 +19,8 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import copies, equal_steps, hooks
+from hvd_sparse.keras import copies, equal_steps
+from hvd_sparse.keras.exchanging import exchange_of, meets_otherwise
 from hvd_sparse.optimizers import slots
 from hvd_sparse.transport import first_rank, topology
 
@@ -76,7 +77,7 @@ def _begin(model: keras.Model, callbacks: Sequence[Any]) -> GradientExchange | N
     optimizer = getattr(model, "optimizer", None)
     if not topology.is_initialized():
         return None
-    exchange = hooks.exchange_of(optimizer)
+    exchange = exchange_of(optimizer)
     if exchange is None:
         _warn_if_alone(model, optimizer)
         return None
@@ -91,7 +92,7 @@ def _begin(model: keras.Model, callbacks: Sequence[Any]) -> GradientExchange | N
 
 def _warn_if_alone(model: keras.Model, optimizer: Any) -> None:
     """Warns once if a loaded optimizer does not exchange; a train step of one's own may exchange by a tape."""
-    if not copies.was_loaded(optimizer) or hooks.meets_otherwise(optimizer) or topology.size() == 1:
+    if not copies.was_loaded(optimizer) or meets_otherwise(optimizer) or topology.size() == 1:
         return
     if type(model).train_step is not keras.Model.train_step:
         return

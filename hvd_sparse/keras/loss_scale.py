@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
@@ -25,7 +25,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     def __init__(self, inner_optimizer, *args, **kwargs):
-        if hooks.exchange_of(inner_optimizer) is None:
+        if exchange_of(inner_optimizer) is None:
             raise ValueError(
                 f"Expected a distributed optimizer, got {type(inner_optimizer).__name__}: wrap it with "
                 "hvd.DistributedOptimizer(optimizer) first."

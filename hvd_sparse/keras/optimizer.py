@@ -16,8 +16,8 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import plan, telemetry
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.keras import copies, hooks, horovod_arguments, local_optimizer, momentum
-from hvd_sparse.optimizers import slots
+from hvd_sparse.keras import copies, exchanging, horovod_arguments, local_optimizer, momentum
+from hvd_sparse.optimizers import attached, slots
 from hvd_sparse.spec import Rate
 
 Layers: TypeAlias = "Iterable[keras.layers.Layer] | keras.layers.Layer | None"
@@ -221,7 +221,7 @@ def distribute(
     exchange.register_local_layers(as_layers(local_layers))
     for variable in local_variables:
         exchange.register_local_var(variable)
-    hooks.distribute(optimizer, exchange, passes, again)
+    exchanging.distribute(optimizer, exchange, passes, again)
     copies.remember(optimizer, again)
 
 
@@ -253,7 +253,7 @@ def _taken_by(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -> hooks.Passes:
+def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -> exchanging.Passes:
     """How Horovod would accumulate, for an optimizer that may already do so, such as one from a file."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"Expected backward_passes_per_step to be an integer of at least 1, got {count!r}.")
@@ -263,7 +263,7 @@ def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -
             f"{optimizer.gradient_accumulation_steps} of the optimizer {optimizer.name}: pass the same number, or "
             "compile the model with a new optimizer."
         )
-    return hooks.Passes(count, bool(averaged))
+    return exchanging.Passes(count, bool(averaged))
 
 
 def _require_new(optimizer: Any) -> None:
@@ -272,12 +272,12 @@ def _require_new(optimizer: Any) -> None:
             f"Expected a Keras optimizer, such as keras.optimizers.SGD(0.1), got {type(optimizer).__name__}; for "
             "other optimizers, average the gradients with hvd.DistributedGradientTape."
         )
-    if hooks.exchange_of(optimizer) is not None:
+    if exchanging.exchange_of(optimizer) is not None:
         raise ValueError(
             f"The optimizer {optimizer.name} is already distributed, and a second exchange would average averages: "
             "wrap it once."
         )
-    if optimizer.__class__ is not type(optimizer):
+    if attached.to(optimizer) is not None:
         raise ValueError(f"The optimizer {optimizer.name} already communicates in another way: wrap it once.")
     if optimizer.built:
         raise ValueError(

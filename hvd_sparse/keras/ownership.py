@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.keras.tracked import layers_of, optimizers_of
 from hvd_sparse.optimizers import ahead, slots, without_slots
 from hvd_sparse.optimizers.variables import resource, unique_names
@@ -58,7 +58,7 @@ def own_of(model: keras.Model) -> dict[str, Own]:
 
 def local_variables(model: keras.Model) -> list[Any]:
     """The variables that are registered as local with any of a model's optimizers, each once."""
-    exchanges = (hooks.exchange_of(each) for each in optimizers_of(model).values())
+    exchanges = (exchange_of(each) for each in optimizers_of(model).values())
     listed = [each for exchange in exchanges if exchange is not None for each in exchange.local_variables()]
     return list({id(resource(each)): each for each in listed}.values())
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras.tracked import optimizers_of
-from hvd_sparse.optimizers import slots
+from hvd_sparse.optimizers import attached
 from hvd_sparse.optimizers.ahead import of_all, tapes_look_ahead
-from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 
 _WRAPPED = "_hvd_sparse_looks_ahead"
@@ -19,10 +17,8 @@ _WRAPPED = "_hvd_sparse_looks_ahead"
 
 def looks_ahead(optimizer: Any) -> bool:
     """Whether gradients for an optimizer, also a loss-scaling one, are to be computed ahead."""
-    if is_served(optimizer):
-        return served(optimizer).looks_ahead
-    exchange = getattr(slots.without_loss_scaling(optimizer), "exchange", None)
-    return isinstance(exchange, GradientExchange) and exchange.looks_ahead
+    part = attached.to(optimizer)
+    return part is not None and part.looks_ahead
 
 
 def optimizers_ahead(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -90,7 +90,12 @@ def lists(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
 
 def variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """The variables that an optimizer was built for, by the exchange's variable names."""
-    return dict(zip(unique_names(optimizer._trainable_variables), optimizer._trainable_variables, strict=True))
+    return dict(zip(unique_names(optimizer._trainable_variables), built_for(optimizer), strict=True))
+
+
+def built_for(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables of the model that an optimizer was built for, in its order."""
+    return list(optimizer._trainable_variables)
 
 
 def floats(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from hvd_sparse.pipeline import wire
 from hvd_sparse.transport.meeting import Meeting
-from link import Caller, Client, Events, LinkError, Patience, Request, Server, WireError, wait_until
+from link import Caller, Client, Events, LinkError, PartnerLostError, Patience, Request, Server, WireError, wait_until
 
 _FAREWELL = 10.0  # seconds for the stage before to say goodbye
 _LAST_WORDS = 2.0  # seconds for neighbours to learn why this stage cannot go on
 _IN_FLIGHT = 8
 
 
-class StageError(RuntimeError):
+class StageError(PartnerLostError, RuntimeError):
     """A stage of the pipeline cannot go on; the weights of all stages are as before the step."""
 
 

@@ -17,14 +17,14 @@ from hvd_sparse.servers.pushing import Copy, decoder
 from hvd_sparse.servers.replicas import Replicas, deputy_of
 from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
-from link import Client, LinkError, WireError, result_of, wait
+from link import Client, LinkError, PartnerLostError, WireError, result_of, wait
 
 _ATTEMPTS = 10  # to get an answer to one message, over connections that fail
 _PAUSE = 1.0  # seconds between them, so that the network may recover
 _LEASES = 10.0  # leases for which a client looks for a server that may have a deputy
 
 
-class ServerLostError(RuntimeError):
+class ServerLostError(PartnerLostError, RuntimeError):
     """A server no longer answers."""
 
 

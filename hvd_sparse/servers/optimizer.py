@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -9,7 +10,8 @@ import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
-from hvd_sparse.optimizers import ahead, slots
+from hvd_sparse.optimizers import ahead, attached
+from hvd_sparse.optimizers.attached import Attached, Figures, Own
 from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.member import Guest
 from hvd_sparse.servers.participant import Participant
@@ -19,8 +21,6 @@ from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.settings import Settings
 from hvd_sparse.transport.eager import making_variables
 from hvd_sparse.transport.meeting import Ticket
-
-_SERVED = "_hvd_sparse_servers"
 
 
 def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
@@ -79,7 +79,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, such as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
-    if optimizer.built or optimizer.__class__ is not type(optimizer):
+    if optimizer.built or attached.to(optimizer) is not None:
         raise ValueError(f"The optimizer {optimizer.name} is already in use: wrap it once, before the first step.")
     applying.check(optimizer)
     local.check(optimizer, push)
@@ -91,8 +91,8 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
     insured = _insured(replicas, replica_age)
-    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface, insured, lazy=lazy))
-    optimizer.__class__ = _served_class(type(optimizer))
+    participant = Participant(Settings(feeding, pull, rule, interface, insured, lazy=lazy))
+    attached.attach(optimizer, Served(participant), _Public)
     return optimizer
 
 
@@ -146,15 +146,72 @@ def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
     served(optimizer).return_with(Ticket.from_bytes(ticket))
 
 
-def is_served(optimizer: Any) -> bool:
-    """Whether an optimizer runs on servers, or is a loss scale optimizer around one that does."""
-    inner = slots.without_loss_scaling(optimizer)
-    return isinstance(inner, keras.optimizers.Optimizer) and _SERVED in vars(inner)
-
-
 def served(optimizer: Any) -> Participant:
-    """The participant of an optimizer that runs on servers, with or without loss scaling around it."""
-    return vars(slots.without_loss_scaling(optimizer))[_SERVED]
+    """The participant of an optimizer that runs on servers, with or without loss scaling around it.
+
+    Raises:
+        ValueError: if it does not run on servers.
+    """
+    found = attached.to(optimizer)
+    if not isinstance(found, Served):
+        raise ValueError(
+            f"Expected an optimizer that runs on servers, got {type(optimizer).__name__}: make it with "
+            "hvd.servers.ShardedServers(optimizer)."
+        )
+    return found.participant
+
+
+class Served(Attached):
+    """Servers have the slots and the parameters: a step pushes gradients to them and pulls parameters."""
+
+    own_pace = True
+
+    def __init__(self, participant: Participant):
+        self.participant = participant
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.participant.looks_ahead
+
+    def build(self, own: Own, variables: Sequence[Any]) -> None:
+        with making_variables():
+            keras.optimizers.Optimizer.build(own.optimizer, variables)
+            self.participant.begin(own.optimizer, list(variables))
+
+    def apply(self, own: Own, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        if self.looks_ahead and not own.optimizer.built and not tf.executing_eagerly():
+            raise ValueError(
+                "A step that looks ahead needs a built optimizer before it is traced: call "
+                "optimizer.build(model.trainable_variables) first, as fit does."
+            )
+        own.apply(ahead.to_apply(own.optimizer, gradients), variables)
+        own.iterations.assign(self.participant.steps)
+
+    def decay(self, own: Own, variables: Sequence[Any]) -> None:
+        """Nothing: servers apply weight decay."""
+
+    def update(self, own: Own, gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
+        self.participant.step(gradients, variables, rate)
+
+    def end(self, own: Own, variables: Sequence[Any]) -> None:
+        """Gives the model the servers' parameters; no server waits for this rank any longer."""
+        self.participant.pause()
+
+    def publish(self) -> None:
+        self.participant.take_published()
+
+    def measured(self, every: int) -> Figures:
+        participant = self.participant  # which joins the servers in the first step
+        return Figures(lambda: participant.member.connections.number, lambda: participant.member.telemetry(), "servers")
+
+
+class _Public:
+    """What users may call on an optimizer that runs on servers."""
+
+    @property
+    def servers(self) -> Guest:
+        """This rank's connections, with its server unless it has come back, from the first step on."""
+        return served(self).member
 
 
 def _check_pull(pull: Compressor | None) -> None:
@@ -185,44 +242,3 @@ def _insured(replicas: int, age: int) -> Replicas | None:
     if replicas not in (0, 1) or age < 1:
         raise ValueError(f"Expected replicas of 0 or 1 and replica_age of at least 1, got {replicas} and {age}.")
     return Replicas(age) if replicas else None
-
-
-def _served_class(base: Any) -> type:
-    """A subclass that pushes and pulls, under the same name; it is saved as the base class."""
-
-    class Served(base):
-        __class__ = property(lambda self: base)
-
-        @property
-        def servers(self) -> Guest:
-            """This rank's connections, with its server unless it has come back, from the first step on."""
-            return served(self).member
-
-        def build(self, variables):
-            if not self.built:
-                with making_variables():
-                    keras.optimizers.Optimizer.build(self, variables)
-                    served(self).begin(self, list(variables))
-
-        def apply(self, grads, trainable_variables=None):
-            if served(self).looks_ahead and not self.built and not tf.executing_eagerly():
-                raise ValueError(
-                    "A step that looks ahead needs a built optimizer before it is traced: call "
-                    "optimizer.build(model.trainable_variables) first, as fit does."
-                )
-            base.apply(self, ahead.to_apply(self, grads), trainable_variables)
-            self.iterations.assign(served(self).steps)
-
-        def finalize_variable_values(self, var_list):
-            """Called at the end of `fit`: the model gets the servers' parameters, and no server waits for this rank."""
-            served(self).pause()
-
-        def _apply_weight_decay(self, variables):
-            pass
-
-        def _backend_update_step(self, grads, trainable_variables, learning_rate):
-            served(self).step(grads, trainable_variables, learning_rate)
-
-    Served.__name__, Served.__qualname__ = base.__name__, base.__qualname__
-    Served.__module__, Served.__doc__ = base.__module__, base.__doc__
-    return Served

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from hvd_sparse import costs
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.delegating import Delegating
 from hvd_sparse.compression.selection import check_density
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import timing
@@ -34,7 +35,7 @@ class _Chosen(AggregatorState):
 
 
 @dataclasses.dataclass(frozen=True)
-class Auto(Aggregator):
+class Auto(Delegating):
     """Exchanges each vector with the aggregator that is fastest for it on this cluster.
 
     The choice is made when the state of a vector is created. The links and the memory of the cluster are measured once.
@@ -78,40 +79,17 @@ class Auto(Aggregator):
         """Whether every candidate sends everything, as this must not depend on the choice for a vector."""
         return all(aggregator.sends_all for _, aggregator in self.candidates)
 
-    @property
-    def nests(self):
-        """False: put `Hierarchical` into the candidates, not around them."""
-        return False
-
     def at_density(self, density):
         """Every candidate at that density; the choice stays the same."""
         return Auto(density, tuple((name, part.at_density(density)) for name, part in self.candidates), self.budget)
 
-    def chosen(self, state: AggregatorState) -> Aggregator:
-        """The candidate that exchanges this vector; its state is `state.inner`."""
+    def serving(self, state):
+        """The candidate that exchanges this vector."""
         return dict(self.candidates)[self.decided(state)]
-
-    def running(self, state):
-        return self.chosen(state).running(state.inner)
 
     def decided(self, state):
         """The name of the candidate that exchanges this vector."""
         return state.choice
-
-    def reduce(self, parts, divisor, state):
-        return self.chosen(state).reduce(parts, divisor, state.inner)
-
-    def residual(self, state):
-        return self.chosen(state).residual(state.inner)
-
-    def node_residual(self, state):
-        return self.chosen(state).node_residual(state.inner)
-
-    def restored(self, state, residual):
-        return self.chosen(state).restored(state.inner, residual)
-
-    def contributions(self, size, members):
-        return None
 
     def _create(self, spec, communicator):
         with tf.init_scope():  # candidates are tried immediately, even while a function is traced

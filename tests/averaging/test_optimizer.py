@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse.averaging import Lossy, ModelAveraging, Reliable, Telemetry
-from hvd_sparse.averaging.optimizer import averaged, is_averaged
+from hvd_sparse.averaging.optimizer import ModelsAveraged, averaged
+from hvd_sparse.optimizers import attached
 from tests.simulation import same_bits
 
 X = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3)
@@ -160,8 +161,9 @@ def test_resynchronising_and_closing_need_such_an_optimizer():
 
 def test_what_averages_is_known():
     optimizer = ModelAveraging(keras.optimizers.SGD(0.1))
-    assert is_averaged(optimizer) and is_averaged(keras.optimizers.LossScaleOptimizer(optimizer))
-    assert not is_averaged(keras.optimizers.SGD(0.1)) and not is_averaged("sgd")
+    for each in (optimizer, keras.optimizers.LossScaleOptimizer(optimizer)):
+        assert isinstance(attached.to(each), ModelsAveraged)
+    assert attached.to(keras.optimizers.SGD(0.1)) is None and attached.to("sgd") is None
 
 
 @pytest.mark.parametrize(

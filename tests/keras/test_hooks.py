@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse.keras import hooks, train_step
+from hvd_sparse.keras.exchanging import exchange_of
 
 TESTED_VERSIONS = ("3.15",)
 # Evaluated when the tests are collected, before any of them has made an optimizer.
@@ -228,4 +229,4 @@ def test_a_loaded_model_with_loss_scaling_goes_on_distributed(tmp_path):
     loaded = hvd.load_model(tmp_path / "model.keras", aggregator=hvd.recipes.topk(0.25))
     assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
     loaded.fit(X, Y, verbose=0)
-    assert hooks.exchange_of(loaded.optimizer).step == 1
+    assert exchange_of(loaded.optimizer).step == 1

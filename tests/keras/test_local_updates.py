@@ -16,7 +16,7 @@ from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import hooks, local_optimizer
+from hvd_sparse.keras import exchanging, local_optimizer
 from hvd_sparse.optimizers.whole_slots import WholeSlots
 from lars import LAMB, LARS
 from tests import simulation, threads
@@ -44,7 +44,7 @@ def distributed(optimizer, recipe, grid, **options):
     """As `hvd.DistributedOptimizer` makes it, on ranks that are threads."""
     exchange = GradientExchange(recipe, optimizer=local_optimizer.of(optimizer), **options)
     exchange.grid = lambda: grid
-    hooks.distribute(optimizer, exchange)
+    exchanging.distribute(optimizer, exchange)
     return optimizer
 
 
@@ -114,7 +114,7 @@ def plain(make, ranks, local_size):
         optimizer = make()
         exchange = GradientExchange(hvd.recipes.torus2d(), name="plain")
         exchange.grid = lambda: grid
-        hooks.distribute(optimizer, exchange)
+        exchanging.distribute(optimizer, exchange)
         variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
         for step in range(STEPS):
             optimizer.apply([tf.constant(gradient) for gradient in gradients(grid.world.rank, step)], variables)

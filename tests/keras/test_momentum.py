@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import hooks, momentum
+from hvd_sparse.keras import exchanging, momentum
 from hvd_sparse.optimizers import slots
 from lars import LAMB, LARS
 from tests import simulation, threads
@@ -162,7 +162,7 @@ def distributed(optimizer, recipe, grid, **options):
     """As `hvd.DistributedOptimizer` makes it, on ranks that are threads."""
     exchange = GradientExchange(recipe, momentum=momentum.of(optimizer, slots.momenta), **options)
     exchange.grid = lambda: grid
-    hooks.distribute(optimizer, exchange)
+    exchanging.distribute(optimizer, exchange)
     return optimizer
 
 

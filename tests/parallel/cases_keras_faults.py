@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 from tests.parallel.cases import case
 from tests.parallel.training import RECIPES, assert_replicas_equal, distributed, network, own_data, raises
 
@@ -31,7 +31,7 @@ def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
     x, y = own_data(8)
     model.fit(x, y, batch_size=8, verbose=0)
     weights = [np.array(weight) for weight in model.weights]
-    own = hooks.exchange_of(model.optimizer).rank_state().values
+    own = exchange_of(model.optimizer).rank_state().values
     steps = int(model.optimizer.iterations)
     guilty = hvd.size() - 1
     if hvd.rank() == guilty:
@@ -40,7 +40,7 @@ def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
         model.fit(x, y, batch_size=8, verbose=0)
     for before, after in zip(weights, model.weights, strict=True):
         np.testing.assert_array_equal(before, after)
-    for name, after in hooks.exchange_of(model.optimizer).rank_state().values.items():
+    for name, after in exchange_of(model.optimizer).rank_state().values.items():
         np.testing.assert_array_equal(own[name], after)
     assert int(model.optimizer.iterations) == steps
     model.fit(*own_data(8), batch_size=8, verbose=0)
@@ -110,7 +110,7 @@ def an_overflow_on_one_rank_is_a_step_that_all_skip(recipe, way):
         bad = [tf.fill(weight.shape, np.inf) for weight in model.trainable_variables]
         train = lambda spoilt: model.optimizer.apply(bad if spoilt else ones, model.trainable_variables)  # noqa: E731
     scaler = model.optimizer
-    exchange = hooks.exchange_of(scaler)
+    exchange = exchange_of(scaler)
     while exchange.step < 2:
         train(False)
     scale, step = float(scaler.dynamic_scale.numpy()), exchange.step

@@ -10,14 +10,14 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse import checkpoint, topology
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.storage import archives
 from tests.parallel.cases import case
 from tests.parallel.training import RECIPES, L, distributed, network, own_data, raises, shared_folder
 
 
 def state_of(model):
-    exchange = hooks.exchange_of(model.optimizer)
+    exchange = exchange_of(model.optimizer)
     own = [*exchange.rank_state().values.values()]
     return [np.array(value) for value in (*model.variables, *model.optimizer.variables, *own)]
 

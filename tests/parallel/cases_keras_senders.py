@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras.exchanging import exchange_of
 from lars import LAMB, LARS
 from tests.parallel.cases import case, thorough
 from tests.parallel.cases_keras_restart import state_of, trained_with_checkpoints
@@ -48,7 +48,7 @@ def fit_learns_and_replicas_agree(sends, optimizer, policy):
     model = trained(sends, optimizer, policy, 8)
     losses = model.history.history["loss"]
     assert losses[-1] < 0.7 * losses[0], losses
-    own = {id(variable) for variable in hooks.exchange_of(model.optimizer).local_variables()}
+    own = {id(variable) for variable in exchange_of(model.optimizer).local_variables()}
     assert_replicas_equal([variable for variable in model.trainable_variables if id(variable) not in own])
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.averaging.optimizer import is_averaged
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import hooks
 from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.consolidation import consolidate
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.keras.tracked import optimizers_of
-from hvd_sparse.servers.optimizer import is_served, served
+from hvd_sparse.optimizers import attached
+from hvd_sparse.optimizers.attached import Attached
 
 
 class DistributedCallback(keras.callbacks.Callback):
@@ -34,19 +34,25 @@ class DistributedCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError if it does not fit an averaged model, or waits for ranks although servers never wait."""
         super().set_model(model)
-        held = optimizers_of(model).values()
-        if self.of_averaged and any(map(is_averaged, held)):
+        parts = self.attached.values()
+        if self.of_averaged and any(part.own_models for part in parts):
             raise ValueError(f"With hvd.averaging.ModelAveraging {type(self).__name__} {self.of_averaged}.")
-        if self.waits and any(map(is_served, held)):
+        if self.waits and any(part.own_pace for part in parts):
             raise ValueError(
                 f"{type(self).__name__} waits for all ranks {self.waits}, but with hvd.servers.ShardedServers each "
                 "rank trains at its own pace: leave it out."
             )
 
     @property
+    def attached(self) -> dict[str, Attached]:
+        """What takes part in the steps of the model's optimizers, by where these are (`tracked.optimizers_of`)."""
+        found = {path: attached.to(each) for path, each in optimizers_of(self.model).items()}
+        return {path: part for path, part in found.items() if part is not None}
+
+    @property
     def exchanges(self) -> dict[str, GradientExchange]:
-        """The exchanges of the model's distributed optimizers, by where these are (`tracked.optimizers_of`)."""
-        found = {path: hooks.exchange_of(each) for path, each in optimizers_of(self.model).items()}
+        """The exchanges of the model's distributed optimizers, by where these are, likewise."""
+        found = {path: exchange_of(each) for path, each in optimizers_of(self.model).items()}
         return {path: exchange for path, exchange in found.items() if exchange is not None}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -64,7 +70,7 @@ class DistributedCallback(keras.callbacks.Callback):
 
     def _compare_rates(self) -> None:
         for optimizer in optimizers_of(self.model).values():
-            exchange = hooks.exchange_of(optimizer)
+            exchange = exchange_of(optimizer)
             if exchange is not None:
                 rates.compare(exchange.grid().world, rates.learning_rate(optimizer), self.different_rates)
 
@@ -74,11 +80,9 @@ class DistributedCallback(keras.callbacks.Callback):
         Each optimizer gets the momentum that its exchange keeps, in a collective unless it already has it. If servers
         have the parameters, the model gets those, and no rank waits.
         """
-        optimizer = getattr(self.model, "optimizer", None)
-        if is_served(optimizer):
-            served(optimizer).take_published()
-        else:
-            consolidate(self.model)
+        for part in self.attached.values():
+            part.publish()
+        consolidate(self.model)
 
     def required_exchanges(self) -> dict[str, GradientExchange]:
         """The exchanges; raises ValueError if no optimizer of the model is distributed."""

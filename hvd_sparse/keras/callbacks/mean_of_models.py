@@ -7,8 +7,9 @@ from typing import Any
 import keras
 
 from hvd_sparse.averaging.means import MeanOfModels, mean
-from hvd_sparse.averaging.optimizer import averaged, is_averaged
+from hvd_sparse.averaging.optimizer import ModelsAveraged, averaged
 from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.optimizers import attached
 
 
 class MeanOfModelsCallback(DistributedCallback):
@@ -36,7 +37,7 @@ class MeanOfModelsCallback(DistributedCallback):
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError if the model's optimizer does not average models."""
         super().set_model(model)
-        if not is_averaged(getattr(model, "optimizer", None)):
+        if not isinstance(attached.to(getattr(model, "optimizer", None)), ModelsAveraged):
             raise ValueError(
                 f"{type(self).__name__} is for models compiled with hvd.averaging.ModelAveraging(optimizer)."
             )

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from hvd_sparse.keras.callbacks.base import DistributedCallback
-from hvd_sparse.servers.optimizer import is_served, served
+from hvd_sparse.optimizers import attached
+from hvd_sparse.servers.optimizer import Served, served
 
 
 class ServersCallback(DistributedCallback):
@@ -17,7 +18,7 @@ class ServersCallback(DistributedCallback):
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError if the model's optimizer does not run on servers."""
         super().set_model(model)
-        if not is_served(getattr(model, "optimizer", None)):
+        if not isinstance(attached.to(getattr(model, "optimizer", None)), Served):
             raise ValueError(
                 f"{type(self).__name__} is for models compiled with hvd.servers.ShardedServers(optimizer)."
             )

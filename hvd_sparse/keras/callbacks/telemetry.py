@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.keras.callbacks.base import DistributedCallback
-from hvd_sparse.servers.optimizer import is_served, served
+from hvd_sparse.optimizers.attached import Figures
 from hvd_sparse.transport import topology
 
 
@@ -44,14 +41,10 @@ class TelemetryCallback(DistributedCallback):
         self._writer: Any = None
         self._seen: dict[str, int] = {}
         self._recorded: dict[str, int] = {}
-        self._measured: dict[str, _Source] = {}
+        self._measured: dict[str, Figures] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if not is_served(self.model.optimizer):
-            for exchange in self.required_exchanges().values():
-                if exchange.telemetry is None:
-                    exchange.measure(Telemetry(norms_every=self.every))
-        self._measured = self._sources()
+        self._measured = self._figures()
         self._seen, self._recorded = {}, {}
         if self.log_dir is not None and self._writer is None:
             folder = os.path.join(self.log_dir, f"rank{topology.world().rank}")
@@ -73,7 +66,7 @@ class TelemetryCallback(DistributedCallback):
         if self._writer is not None:
             self._writer.flush()
 
-    def _record(self, path: str, source: _Source, step: int) -> None:
+    def _record(self, path: str, source: Figures, step: int) -> None:
         several = {"optimizer": path} if len(self._measured) > 1 else {}
         self.records.append({**source.read(), **several})
         self._recorded[path] = step
@@ -84,17 +77,15 @@ class TelemetryCallback(DistributedCallback):
         if self._writer is not None:
             self._writer.flush()
 
-    def _sources(self) -> dict[str, _Source]:
-        if is_served(self.model.optimizer):
-            participant = served(self.model.optimizer)  # which joins the servers in the first step
-            number = lambda: participant.member.connections.number  # noqa: E731
-            return {"optimizer": _Source(number, lambda: participant.member.telemetry(), "servers")}
-        exchanges = self.required_exchanges()
-        alone = len(exchanges) == 1
-        return {
-            path: _Source(_steps_of(exchange), exchange.read_telemetry, "exchange" if alone else f"exchange/{path}")
-            for path, exchange in exchanges.items()
-        }
+    def _figures(self) -> dict[str, Figures]:
+        """Where the figures of each optimizer come from."""
+        measured = {path: part.measured(self.every) for path, part in self.attached.items()}
+        found = {path: figures for path, figures in measured.items() if figures is not None}
+        if not found:
+            self.required_exchanges()
+        if len(found) == 1:
+            return found
+        return {path: figures._replace(group=f"{figures.group}/{path}") for path, figures in found.items()}
 
     def _write(self, group: str, record: dict[str, Any]) -> None:
         with self._writer.as_default(step=record["step"]):
@@ -105,17 +96,3 @@ class TelemetryCallback(DistributedCallback):
                     tf.summary.histogram("servers/staleness", np.repeat(list(value), list(value.values())))
                 elif name not in ("step", "optimizer"):
                     tf.summary.scalar(f"{group}/{name}", value)
-
-
-class _Source(NamedTuple):
-    """Where figures come from: the number of steps so far, the figures, and their group in TensorBoard."""
-
-    step: Callable[[], int]
-    read: Callable[[], dict[str, Any]]
-    group: str
-
-
-def _steps_of(exchange: GradientExchange) -> Callable[[], int]:
-    measured = exchange.telemetry
-    assert measured is not None  # set when training began
-    return lambda: measured.step
