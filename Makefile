@@ -61,8 +61,11 @@ next-keras: setup $(NEXT)/.done  ## tests of what knows Keras's insides, on the 
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
 	@$(RUN) -m tools.mutants --seed $(SEED)
 
-bench-%: setup  ## selection against its rivals; other benchmarks are named after their file in benchmarks/
-	@$(RUN) -m benchmarks.bench_$*
+bench-%: setup  ## selection against its rivals; `make benchmarks` lists all
+	@$(RUN) -m benchmarks $*
+
+benchmarks: setup  ## which benchmark answers which question, how long it takes, and where its results go
+	@$(RUN) -m benchmarks
 
 lint: setup     ## ruff: errors, imports, docstrings, layout
 	@$(RUN) -m ruff check --quiet . && $(RUN) -m ruff format --quiet --check .

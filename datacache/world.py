@@ -27,7 +27,7 @@ class World:
         bind: the address, host:port, at which this node serves its peers, and nowhere else.
         secret: of the job, random and at least 16 bytes long; peers prove to each other that they know it.
         encrypt: also encrypt what peers send (CURVE), if others may listen. With the libsodium in pyzmq's own wheels it
-            is tens of times slower: see benchmarks/datacache_peers.py.
+            is tens of times slower: see benchmarks/datacache/peers.py.
     """
 
     rank: int = 0

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks import writing
+from benchmarks.reporting import writing
 
 PICTURE = writing.ROOT / "docs" / "images" / "gain.png"
 PLACE = ("2x2", "1gbit", "25M")

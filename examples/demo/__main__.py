@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 
-from benchmarks import cluster, sandbox
+from benchmarks.machines import cluster, sandbox
 from examples.demo import report
 from examples.demo.settings import EPOCHS, LOCAL_SIZE, NODES, RATE, RECIPES, STEPS
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks import convergence_data
+from benchmarks.convergence import data as convergence_data
 from examples.demo.settings import (
     BATCH_SIZE,
     HELD_OUT,

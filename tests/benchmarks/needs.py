@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import mpirun as mpirun_launcher
-from benchmarks import slow_files
+from benchmarks.datacache import slow_files
+from benchmarks.machines import mpirun as mpirun_launcher
 from tests.parallel import networks
 
 

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from benchmarks import bench_accuracy
-from benchmarks.accuracy_rank import ARMS, BLOCK, DENSE, HOROVOD, HOROVOD_FP16, RECOMMENDED, TORUS_FP16
+from benchmarks.train import bench_accuracy
+from benchmarks.train.accuracy_rank import ARMS, BLOCK, DENSE, HOROVOD, HOROVOD_FP16, RECOMMENDED, TORUS_FP16
 
 pytestmark = pytest.mark.thorough
 SMALL = ["--model", "small_resnet"]

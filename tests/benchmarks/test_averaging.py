@@ -10,13 +10,16 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import averaging_data, averaging_report, bench_averaging, report, writing
-from benchmarks.averaging_convergence import Study
-from benchmarks.averaging_runs import Run
-from benchmarks.averaging_settings import ARMS, ARRIVALS, BASE, MODELS, WANTED, Arm, Schedule
-from benchmarks.averaging_tasks import task_of
-from benchmarks.averaging_threads import train
-from benchmarks.convergence_runs import append
+from benchmarks.averaging import bench_averaging
+from benchmarks.averaging import data as averaging_data
+from benchmarks.averaging import report as averaging_report
+from benchmarks.averaging.convergence import Study
+from benchmarks.averaging.runs import Run
+from benchmarks.averaging.settings import ARMS, ARRIVALS, BASE, MODELS, WANTED, Arm, Schedule
+from benchmarks.averaging.tasks import task_of
+from benchmarks.averaging.threads import train
+from benchmarks.convergence.runs import append
+from benchmarks.reporting import report, writing
 from examples.text import corpus
 from examples.text.vocabulary import PAD
 from hvd_sparse.averaging.lossy import Lossy

@@ -13,11 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import averaging_service, averaging_service_report, report, service_node, service_rank
-from benchmarks.averaging_service import Plan
-from benchmarks.averaging_service_report import Row, Used
-from benchmarks.conductor import Conductor, Worker
-from benchmarks.service_arms import ALONE, DATAGRAMS_ALIKE, DATAGRAMS_SECOND, TCP_ALIKE, TCP_SECOND, TRAINED, slower
+from benchmarks.averaging import service as averaging_service
+from benchmarks.averaging import service_node, service_rank
+from benchmarks.averaging import service_report as averaging_service_report
+from benchmarks.averaging.service import Plan
+from benchmarks.averaging.service_arms import (
+    ALONE,
+    DATAGRAMS_ALIKE,
+    DATAGRAMS_SECOND,
+    TCP_ALIKE,
+    TCP_SECOND,
+    TRAINED,
+    slower,
+)
+from benchmarks.averaging.service_report import Row, Used
+from benchmarks.machines.conductor import Conductor, Worker
+from benchmarks.reporting import report
 from tests.benchmarks import needs
 
 LIMIT = 120.0  # seconds: a limit that no machine reaches

@@ -11,11 +11,14 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import averaging_steps, bench_averaging, datagram_floor, links, neighbour
-from benchmarks import averaging_steps_report as reports
-from benchmarks.averaging_rank import ARMS, DATAGRAMS, HOROVOD, Meeting, Vectors
-from benchmarks.averaging_steps import Plan, Steps, Training
-from benchmarks.cluster import Cluster
+from benchmarks.averaging import bench_averaging, datagram_floor
+from benchmarks.averaging import steps as averaging_steps
+from benchmarks.averaging import steps_report as reports
+from benchmarks.averaging.rank import ARMS, DATAGRAMS, HOROVOD, Meeting, Vectors
+from benchmarks.averaging.steps import Plan, Steps, Training
+from benchmarks.exchange import links
+from benchmarks.machines import neighbour
+from benchmarks.machines.cluster import Cluster
 from tests import threads
 from tests.benchmarks import needs
 

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from benchmarks import cluster, exchange_report
-from benchmarks.cluster import Cluster
+from benchmarks.exchange import report as exchange_report
+from benchmarks.machines import cluster
+from benchmarks.machines.cluster import Cluster
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
@@ -87,7 +88,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.cluster",
+        "benchmarks.machines.cluster",
         "--nodes",
         "2",
         "--local",
@@ -135,7 +136,7 @@ def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
     job, results = tmp_path / "job.json", tmp_path / "results.json"
     with Cluster(2, 2) as made:
         job.write_text(json.dumps({"local": 2, "address": made.address(0), "port": 29500, "cells": [cell]}))
-        statuses = made.run([sys.executable, "-m", "benchmarks.exchange_rank", str(job), str(results)], limit=600)
+        statuses = made.run([sys.executable, "-m", "benchmarks.exchange.rank", str(job), str(results)], limit=600)
     assert statuses == [0] * 4
     run = json.loads(results.read_text())
     measured = run["cells"][0]

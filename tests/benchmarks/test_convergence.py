@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 
 import lars
-from benchmarks import (
-    bench_convergence,
-    convergence_data,
-    convergence_report,
-    convergence_runs,
-    convergence_tasks,
-    report,
-)
-from benchmarks.bench_convergence import Study
-from benchmarks.convergence_report import difference
-from benchmarks.convergence_runs import Cluster, Run
-from benchmarks.convergence_settings import ARMS, DENSE, MODELS, TRAINED, ImageSettings
+from benchmarks.convergence import bench_convergence
+from benchmarks.convergence import data as convergence_data
+from benchmarks.convergence import report as convergence_report
+from benchmarks.convergence import runs as convergence_runs
+from benchmarks.convergence import tasks as convergence_tasks
+from benchmarks.convergence.bench_convergence import Study
+from benchmarks.convergence.report import difference
+from benchmarks.convergence.runs import Cluster, Run
+from benchmarks.convergence.settings import ARMS, DENSE, MODELS, TRAINED, ImageSettings
+from benchmarks.reporting import report
 
 pytestmark = pytest.mark.thorough
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from benchmarks import convergence_runs
-from benchmarks.convergence_runs import Cluster, Run
-from benchmarks.convergence_settings import MODELS
+from benchmarks.convergence import runs as convergence_runs
+from benchmarks.convergence.runs import Cluster, Run
+from benchmarks.convergence.settings import MODELS
 from tests.examples import messages
 
 pytestmark = pytest.mark.thorough

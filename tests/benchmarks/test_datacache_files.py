@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import bench_datacache, datacache_files, datacache_files_report, report, slow_files, writing
-from benchmarks.datacache_files import Plan
-from benchmarks.datacache_files_report import OURS, RIVALS
+from benchmarks.datacache import bench_datacache, slow_files
+from benchmarks.datacache import files as datacache_files
+from benchmarks.datacache import files_report as datacache_files_report
+from benchmarks.datacache.files import Plan
+from benchmarks.datacache.files_report import OURS, RIVALS
+from benchmarks.reporting import report, writing
 from examples import photographs
 from tests.benchmarks import needs
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import datacache_memory
-from benchmarks.datacache_memory import BATCH, OURS, PROCESSES, RIVAL, SHARED
+from benchmarks.datacache import memory as datacache_memory
+from benchmarks.datacache.memory import BATCH, OURS, PROCESSES, RIVAL, SHARED
 
 pytestmark = pytest.mark.thorough
 

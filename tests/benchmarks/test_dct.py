@@ -7,18 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import (
-    dct_life,
-    dct_quality,
-    dct_threshold,
-    dct_thresholds,
-    dct_training,
-    dct_translation,
-    report,
-    writing,
-)
-from benchmarks.convergence_runs import append
-from benchmarks.dct_quality import ARMS
+from benchmarks.convergence.runs import append
+from benchmarks.dct import life as dct_life
+from benchmarks.dct import quality as dct_quality
+from benchmarks.dct import threshold as dct_threshold
+from benchmarks.dct import thresholds as dct_thresholds
+from benchmarks.dct import training as dct_training
+from benchmarks.dct import translation as dct_translation
+from benchmarks.dct.quality import ARMS
+from benchmarks.reporting import report, writing
 from tests.examples import messages
 
 

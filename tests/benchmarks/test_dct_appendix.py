@@ -9,8 +9,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import dct_appendix, dct_schemes, dct_theorem, report
-from benchmarks.dct_schemes import BATCH, IN_FEWER_BITS, OURS, SCHEMES, SPARSITIES, WIDTH
+from benchmarks.dct import appendix as dct_appendix
+from benchmarks.dct import schemes as dct_schemes
+from benchmarks.dct import theorem as dct_theorem
+from benchmarks.dct.schemes import BATCH, IN_FEWER_BITS, OURS, SCHEMES, SPARSITIES, WIDTH
+from benchmarks.reporting import report
 from hvd_sparse.pipeline import messages
 from hvd_sparse.pipeline.threshold import Threshold
 

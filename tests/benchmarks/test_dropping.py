@@ -13,12 +13,15 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import bench_dropping, dropping_report, dropping_runs, writing
-from benchmarks.bench_dropping import Study
-from benchmarks.convergence_runs import append, load
-from benchmarks.dropping_runs import Run
-from benchmarks.dropping_settings import ARMS, CLIENTS, MODELS, MORE, QUESTIONS, TRAINED, Timing
-from benchmarks.dropping_simulation import Job, Pace, shards_of
+from benchmarks.convergence.runs import append, load
+from benchmarks.dropping import bench_dropping
+from benchmarks.dropping import report as dropping_report
+from benchmarks.dropping import runs as dropping_runs
+from benchmarks.dropping.bench_dropping import Study
+from benchmarks.dropping.runs import Run
+from benchmarks.dropping.settings import ARMS, CLIENTS, MODELS, MORE, QUESTIONS, TRAINED, Timing
+from benchmarks.dropping.simulation import Job, Pace, shards_of
+from benchmarks.reporting import writing
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.thresholds import SampledThreshold

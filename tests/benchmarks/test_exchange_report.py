@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import bench_exchange, exchange_report
+from benchmarks.exchange import bench_exchange
+from benchmarks.exchange import report as exchange_report
 
 pytestmark = pytest.mark.thorough
 

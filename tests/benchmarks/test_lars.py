@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import bench_lars, lars_arms, timing
-from benchmarks.lars_arms import ALONE, CHOSEN, SHARED, UNSHARED, UNSHARED_AGAIN, Floors, Layer, Tensors
-from benchmarks.timing import Timing
+from benchmarks.passes import bench_lars, lars_arms
+from benchmarks.passes.lars_arms import ALONE, CHOSEN, SHARED, UNSHARED, UNSHARED_AGAIN, Floors, Layer, Tensors
+from benchmarks.reporting import timing
+from benchmarks.reporting.timing import Timing
 
 pytestmark = pytest.mark.thorough
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import bench_linear
-from benchmarks.cluster import Cluster
+from benchmarks.machines.cluster import Cluster
+from benchmarks.sparcml import bench_linear
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough

@@ -7,8 +7,9 @@ import types
 
 import pytest
 
-from benchmarks import bench_exchange, mpirun
-from benchmarks.cluster import Cluster
+from benchmarks.exchange import bench_exchange
+from benchmarks.machines import mpirun
+from benchmarks.machines.cluster import Cluster
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from benchmarks import bench_optimizer
-from benchmarks.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, GAIN_RATIO, MOMENTUM, SPARSE, UPDATES
+from benchmarks.passes import bench_optimizer
+from benchmarks.passes.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, GAIN_RATIO, MOMENTUM, SPARSE, UPDATES
 
 pytestmark = pytest.mark.thorough
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from benchmarks import bench_paper, paper_model
-from benchmarks.paper_model import Constants, Ordering, Setting
+from benchmarks.exchange import bench_paper, paper_model
+from benchmarks.exchange.paper_model import Constants, Ordering, Setting
 
 pytestmark = pytest.mark.thorough
 

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import questions, writing
-from benchmarks.report import Section, Verdict
+from benchmarks.reporting import questions, writing
+from benchmarks.reporting.report import Section, Verdict
 
 NAMES = ["first", "second", "third"]
 

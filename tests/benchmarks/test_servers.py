@@ -5,7 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import bench_servers, local_ranks, report, servers_report, servers_score
+from benchmarks.machines import local_ranks
+from benchmarks.reporting import report
+from benchmarks.servers import bench_servers
+from benchmarks.servers import report as servers_report
+from benchmarks.servers import score as servers_score
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
@@ -59,7 +63,7 @@ def test_sentences_are_learnt_on_servers_and_steps_are_timed(tmp_path):
     arm = servers_score.Arm("looking ahead", "lstm", "updates_ahead")
     job, results = tmp_path / "job.json", tmp_path / "results.json"
     job.write_text(json.dumps({"arms": [arm._asdict()], "rounds": [[arm.name]] * 2, "window": 0.1}))
-    local_ranks.run_alone(["benchmarks.servers_translation", str(job), str(results)], 1, 300.0)
+    local_ranks.run_alone(["benchmarks.servers.translation", str(job), str(results)], 1, 300.0)
     told = json.loads(results.read_text())
     assert told["batches"][arm.name] > 0 and len(told["windows"]) == 2
     for window in told["windows"]:

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 import datacache
-from benchmarks import slow_files
-from benchmarks.slow_files import SlowFiles
+from benchmarks.datacache import slow_files
+from benchmarks.datacache.slow_files import SlowFiles
 from examples import photographs
 from tests.benchmarks import needs
 
@@ -210,7 +210,7 @@ def test_a_server_that_is_stopped_is_unmounted(source, number):
 @needs.fuse
 def test_it_is_unmounted_when_its_user_is_killed(source):
     program = (
-        "import sys, time; from benchmarks.slow_files import SlowFiles\n"
+        "import sys, time; from benchmarks.datacache.slow_files import SlowFiles\n"
         "with SlowFiles(sys.argv[1]) as slow: print(slow.mount, flush=True); time.sleep(300)"
     )
     command = [sys.executable, "-c", program, str(source)]
@@ -225,7 +225,7 @@ def test_it_is_unmounted_when_its_user_is_killed(source):
 @needs.fuse
 def test_as_a_command_it_prints_what_it_counted(source, tmp_path):
     mount = tmp_path / "mount"
-    command = [sys.executable, "-m", "benchmarks.slow_files", "--source", str(source), "--mount", str(mount)]
+    command = [sys.executable, "-m", "benchmarks.datacache.slow_files", "--source", str(source), "--mount", str(mount)]
     with subprocess.Popen([*command, "--rate", "50MB/s"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == f"Mounted on {mount}\n"
         assert (mount / "folder 0" / "4.bin").read_bytes() == (source / "folder 0" / "4.bin").read_bytes()

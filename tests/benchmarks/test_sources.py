@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from benchmarks import adopt, sources
-from benchmarks.sources import code_of
+from benchmarks.studies import adopt, sources
+from benchmarks.studies.sources import code_of
 
 PLAIN = '''
 def mean(values, scale=1.0):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import bench_sparcml, sparcml_report
-from benchmarks.sparcml_overlap import ARMS
+from benchmarks.sparcml import bench_sparcml
+from benchmarks.sparcml import report as sparcml_report
+from benchmarks.sparcml.overlap import ARMS
 from hvd_sparse.costs import collectives as collective_costs
 from tests.benchmarks import needs
 
@@ -42,7 +43,7 @@ def test_a_number_of_ranks_that_is_only_swept_has_its_densities_alone():
 
 
 def test_arms_that_seldom_take_part_are_spread_over_the_rounds():
-    from benchmarks.sparcml_rank import takes_part
+    from benchmarks.sparcml.rank import takes_part
 
     assert [number for number in range(24) if takes_part(number, 4, 24)] == [5, 11, 17, 23]
     assert all(takes_part(number, 5, 5) for number in range(5))
@@ -50,7 +51,7 @@ def test_arms_that_seldom_take_part_are_spread_over_the_rounds():
 
 def test_a_wrong_sum_is_seen(monkeypatch):
     """Shows that the checks of a run can fail."""
-    from benchmarks import sparcml_rank
+    from benchmarks.sparcml import rank as sparcml_rank
 
     monkeypatch.setattr(sparcml_rank, "hvd", types.SimpleNamespace(rank=lambda: 0))
     monkeypatch.setattr(sparcml_rank.horovod, "allreduce", lambda vector, **_: 3 * vector)

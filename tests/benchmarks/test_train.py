@@ -7,9 +7,12 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import bench_train, timing, train_breakdown, train_models
-from benchmarks.cluster import Cluster
-from benchmarks.train_breakdown import PARTS, Marks
+from benchmarks.machines.cluster import Cluster
+from benchmarks.reporting import timing
+from benchmarks.train import bench_train
+from benchmarks.train import breakdown as train_breakdown
+from benchmarks.train import models as train_models
+from benchmarks.train.breakdown import PARTS, Marks
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
@@ -145,7 +148,7 @@ def test_tables_and_picture_are_made(tmp_path):
 
 
 def test_a_recipe_that_is_none_is_refused():
-    from benchmarks import arm_recipes
+    from benchmarks.exchange import arm_recipes
 
     recipes = arm_recipes.hvd.recipes
     assert arm_recipes.recipe("topk", 0.5) == recipes.topk(0.5)
@@ -158,7 +161,7 @@ def test_a_recipe_that_is_none_is_refused():
 
 def test_an_arm_that_strays_is_seen():
     """Shows that the checks of a run can fail. One rank stands for all, so replicas are equal when they must not be."""
-    from benchmarks import train_rank
+    from benchmarks.train import rank as train_rank
 
     def arm(losses):
         return types.SimpleNamespace(losses=losses, model=keras.Sequential())

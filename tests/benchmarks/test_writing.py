@@ -7,7 +7,12 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmarks import averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs, timing, writing
+from benchmarks.averaging import runs as averaging_runs
+from benchmarks.convergence import runs as convergence_runs
+from benchmarks.dct import quality as dct_quality
+from benchmarks.dct import translation as dct_translation
+from benchmarks.dropping import runs as dropping_runs
+from benchmarks.reporting import timing, writing
 
 ENDINGS = {".json", ".md", ".png"}
 

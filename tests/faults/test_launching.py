@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import cluster
+from benchmarks.machines import cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 JOINED = """

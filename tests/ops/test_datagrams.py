@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from benchmarks import cluster
+from benchmarks.machines import cluster
 from hvd_sparse.averaging.blocks import Blocks
 from tests.ops import native
 from tests.simulation import same_bits

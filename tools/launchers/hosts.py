@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from benchmarks import cluster
+from benchmarks.machines import cluster
 
 PORT = 2222
 _SSHD = """Port {port}

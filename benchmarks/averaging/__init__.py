@@ -1,0 +1,1 @@
+"""Model averaging over networks that lose messages: quality, steps, and beside another service."""

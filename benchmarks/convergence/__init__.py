@@ -1,0 +1,1 @@
+"""How accurate models become, by recipe, over many trainings."""

@@ -1,0 +1,1 @@
+"""Models in stages: bytes, speed, quality and selection of DCT."""

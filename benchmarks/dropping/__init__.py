@@ -1,0 +1,1 @@
+"""What gradient dropping on servers costs in quality, over many trainings."""

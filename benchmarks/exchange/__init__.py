@@ -1,0 +1,1 @@
+"""How long an exchange takes, beside rivals and the floor; and on CommLib's cluster, on paper."""

@@ -1,0 +1,1 @@
+"""What the benchmarks run on: namespaces as nodes, launchers, workers, and other traffic."""

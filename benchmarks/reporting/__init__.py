@@ -1,0 +1,1 @@
+"""Times, tables, pictures, and where results are written."""

@@ -1,0 +1,1 @@
+"""Sharded servers: updates a second, strategies, and time to a score."""

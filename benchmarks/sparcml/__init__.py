@@ -1,0 +1,1 @@
+"""Sparse collectives: their times, merging, and a linear model by SparCML."""

@@ -1,0 +1,1 @@
+"""How many samples a second a training takes, and after how many seconds it is as accurate."""
