@@ -1,7 +1,8 @@
 """Horovod's names for elastic training (ranks that come and go while training runs), which is not supported.
 
 Importing them works; using one raises an error that says what to do: `hvd.callbacks.CheckpointCallback` resumes from
-its newest whole checkpoint, also on another number of ranks, and no residual is lost. `HorovodInternalError` is
+its newest whole checkpoint, also on another number of ranks, and no residual is lost. What implements them belongs
+above the exchange, whose state it hands over: this layer may not import that. `HorovodInternalError` is
 Horovod's own, so that scripts that catch it need no change.
 """
 

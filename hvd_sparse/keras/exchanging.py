@@ -40,13 +40,13 @@ class Passes(NamedTuple):
         return 1 if self.averaged else self.number
 
 
-_KERASS_OWN = Passes()
+ONE_PASS = Passes()
 
 
 def distribute(
     optimizer: keras.optimizers.Optimizer,
     exchange: GradientExchange,
-    passes: Passes = _KERASS_OWN,
+    passes: Passes = ONE_PASS,
     again: Callable[[keras.optimizers.Optimizer], None] | None = None,
 ) -> None:
     """Makes an optimizer exchange its gradients from now on; the object, its variables and its config stay the same.
@@ -100,7 +100,8 @@ class Exchanging(Attached):
         return self.exchange.looks_ahead
 
     def build(self, own: Own, variables: Sequence[Any]) -> None:
-        # If the first step of a loop builds the optimizer, it has not looked ahead, so another trace must follow.
+        # Variables that are made inside a trace make TensorFlow trace the function again, which is needed where the
+        # first step of a loop builds the optimizer: that trace has not looked ahead.
         with contextlib.nullcontext() if self.looks_ahead else making_variables():
             if not self.exchange.sends_updates:
                 own.build(variables)
@@ -131,7 +132,7 @@ class Exchanging(Attached):
         first = tf.nest.flatten(results, expand_composites=True)
         with tf.control_dependencies(first):
             own.decay(variables)
-            # The count is raised after all reads before it: this one waits until the step has succeeded.
+            # Keras raises the count after all reads of it: this one waits until all ranks have committed.
             tf.convert_to_tensor(slots.calls(own.optimizer))
         if not self.exchange.takes_over:
             own.update(results, variables, rate)  # they are mean gradients
@@ -139,7 +140,7 @@ class Exchanging(Attached):
         taken = sender_side.taking_over(self.exchange, variables, slots.names(own.optimizer))
         triples = list(zip(results, variables, taken, strict=True))
         if self.exchange.sends_updates:
-            local_optimizer.lower(own.optimizer, triples, rate)
+            local_optimizer.apply_updates(own.optimizer, triples, rate)
         else:
             _update_without_momentum(own, triples, rate, first)
 
@@ -187,17 +188,19 @@ class Exchanging(Attached):
         self.exchange.note_slots(slots.names(own.optimizer).values())
 
     def set_weights(self, own: Own, weights: Any) -> None:
-        stand_in = without_slots.of(own.optimizer)
+        stand_in, given = without_slots.of(own.optimizer), True
         if stand_in is None:
             own.set_weights(weights)
         else:
-            stand_in.set_weights(own.optimizer, weights)
-        self.exchange.note_slots(slots.names(own.optimizer).values())
+            given = stand_in.set_weights(own.optimizer, weights)
+        if given:
+            self.exchange.note_slots(slots.names(own.optimizer).values())
 
     def measured(self, every: int) -> Figures:
         if self.exchange.telemetry is None:
             self.exchange.measure(Telemetry(norms_every=every))
         telemetry = self.exchange.telemetry
+        assert telemetry is not None  # `measure` has set it
         return Figures(lambda: telemetry.step, self.exchange.read_telemetry, "exchange")
 
 

@@ -71,7 +71,7 @@ def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
         )
 
 
-def lower(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_rate: Any) -> None:
+def apply_updates(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_rate: Any) -> None:
     """Applies the result of an exchange to the weights.
 
     Args:

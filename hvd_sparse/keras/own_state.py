@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.keras.checkpoint import OwnState, TakenUp, plain
-from hvd_sparse.keras.ownership import AFRESH, MEAN, Kind, Own, numbered, own_of, told
+from hvd_sparse.keras.ownership import AFRESH, MEAN, OwnKind, OwnVariable, numbered, own_of, told
 from hvd_sparse.transport import topology
 
-_TOLD_AFRESH = (Kind.SEED, Kind.STATE, Kind.LOCAL)  # offsets of looking ahead belong to the residuals
+_TOLD_AFRESH = (OwnKind.SEED, OwnKind.STATE, OwnKind.LOCAL)  # offsets of looking ahead belong to the residuals
 
 
 def to_save(model: keras.Model) -> OwnState:
@@ -42,7 +42,7 @@ def give(model: keras.Model, taken: TakenUp) -> None:
     for name, each in own_of(model).items():
         if name in taken.means:
             each.variable.assign(taken.means[name])
-        elif each.kind is Kind.STATE:
+        elif each.kind is OwnKind.STATE:
             each.variable.assign(keras.ops.zeros_like(each.variable))
 
 
@@ -54,7 +54,7 @@ def lost_elsewhere(model: keras.Model) -> list[str]:
 def of_earlier_files(model: keras.Model) -> list[str]:
     """What happens to the state of a model that earlier versions kept for rank 0 only, or not at all."""
     own = own_of(model)
-    means, states = told(own, MEAN), told(own, [Kind.STATE])
+    means, states = told(own, MEAN), told(own, [OwnKind.STATE])
     return [f"all ranks get rank 0's {' and '.join(means)}"] * bool(means) + [f"{each} begin afresh" for each in states]
 
 
@@ -63,18 +63,18 @@ def begins_afresh(model: keras.Model) -> list[tf.Variable]:
     return [each.variable for each in own_of(model).values() if each.kind in AFRESH]
 
 
-def _differing(own: Mapping[str, Own]) -> Sequence[str]:
+def _differing(own: Mapping[str, OwnVariable]) -> Sequence[str]:
     """The names of the variables that are not equal on all ranks; a collective."""
     digests = {name: hashlib.sha256(plain(each.variable).tobytes()).hexdigest() for name, each in own.items()}
     every_rank = topology.world().gather_descriptions(digests, "checkpoint.own_digests")
     return [name for name in own if any(each.get(name) != digests[name] for each in every_rank)]
 
 
-def _has_mean(own: Own) -> bool:
+def _has_mean(own: OwnVariable) -> bool:
     return own.kind in MEAN and "float" in str(own.variable.dtype)
 
 
-def _mean(own: Own, number: int) -> np.ndarray:
+def _mean(own: OwnVariable, number: int) -> np.ndarray:
     world = topology.world()
     value = plain(own.variable)
     total = world.allreduce(tf.constant(value.astype(np.float64)), "sum", f"checkpoint.mean.{number}")

@@ -4,7 +4,7 @@ Everything is *replicated*, with the same value on every rank, except
 
 - what an exchange keeps, which is no variable of the optimizer: the residuals, and under recipes of updates the slots
   of the variables that it exchanges, of which each rank of a node has a *shard*;
-- the kinds of `Kind`, which are *each rank's own*.
+- the kinds of `OwnKind`, which are *each rank's own*.
 
 Metrics are neither saved nor broadcast.
 """
@@ -23,7 +23,7 @@ from hvd_sparse.optimizers import ahead, slots, without_slots
 from hvd_sparse.optimizers.variables import resource, unique_names
 
 
-class Kind(enum.Enum):
+class OwnKind(enum.Enum):
     """What is each rank's own; the text names it in messages."""
 
     SEED = "random seeds"
@@ -35,18 +35,18 @@ class Kind(enum.Enum):
 
 
 # Where a rank's own value is not known, it gets the mean over the ranks that saved, or begins afresh.
-MEAN = (Kind.SUM, Kind.STATISTIC)
-AFRESH = (Kind.SEED, Kind.STATE, Kind.LOCAL, Kind.AHEAD)
+MEAN = (OwnKind.SUM, OwnKind.STATISTIC)
+AFRESH = (OwnKind.SEED, OwnKind.STATE, OwnKind.LOCAL, OwnKind.AHEAD)
 
 
-class Own(NamedTuple):
+class OwnVariable(NamedTuple):
     """A variable that each rank has for itself."""
 
     variable: Any
-    kind: Kind
+    kind: OwnKind
 
 
-def own_of(model: keras.Model) -> dict[str, Own]:
+def own_of(model: keras.Model) -> dict[str, OwnVariable]:
     """What each rank has for itself of a built model and its built optimizers, by names that are alike on all ranks."""
     optimizers = list(optimizers_of(model).values())
     local = local_variables(model)
@@ -82,30 +82,30 @@ def numbered(model: keras.Model) -> list[Any]:
     return [*seeds, *local, *of_optimizer, *(offset for optimizer in found for offset in ahead.offsets(optimizer))]
 
 
-def _of_model(model: keras.Model, local: Sequence[Any]) -> dict[str, Own]:
-    kinds = {id(resource(each)): Kind.STATISTIC for each in model.non_trainable_weights}
-    kinds |= {id(resource(each)): Kind.LOCAL for each in local}
+def _of_model(model: keras.Model, local: Sequence[Any]) -> dict[str, OwnVariable]:
+    kinds = {id(resource(each)): OwnKind.STATISTIC for each in model.non_trainable_weights}
+    kinds |= {id(resource(each)): OwnKind.LOCAL for each in local}
     weights, states = list(model.weights), _states(model)
-    kinds |= {id(resource(each)): Kind.STATE for each in states}
+    kinds |= {id(resource(each)): OwnKind.STATE for each in states}
     inside = {id(resource(each)) for each in weights}
     others = [each for each in local if id(resource(each)) not in inside]
     own = {
-        f"weight {name}": Own(each, kinds[id(resource(each))])
+        f"weight {name}": OwnVariable(each, kinds[id(resource(each))])
         for name, each in zip(unique_names(weights), weights, strict=True)
         if id(resource(each)) in kinds
     }
     others += [each for each in states if id(resource(each)) not in inside]  # Keras does not count them as weights
-    own |= {f"seed {number}": Own(each, Kind.SEED) for number, each in enumerate(_seeds(model))}
+    own |= {f"seed {number}": OwnVariable(each, OwnKind.SEED) for number, each in enumerate(_seeds(model))}
     named = zip(unique_names(others), others, strict=True)
-    return own | {f"other {name}": Own(each, kinds[id(resource(each))]) for name, each in named}
+    return own | {f"other {name}": OwnVariable(each, kinds[id(resource(each))]) for name, each in named}
 
 
-def _of_optimizer(called: str, optimizer: keras.optimizers.Optimizer, local: Sequence[Any]) -> dict[str, Own]:
+def _of_optimizer(called: str, optimizer: keras.optimizers.Optimizer, local: Sequence[Any]) -> dict[str, OwnVariable]:
     inner = slots.without_loss_scaling(optimizer)
-    found = [Own(each, Kind.LOCAL) for each in held_for(inner, local)]
+    found = [OwnVariable(each, OwnKind.LOCAL) for each in held_for(inner, local)]
     taken = {id(each.variable) for each in found}
-    found += [Own(each, Kind.SUM) for each in slots.sums(inner) if id(each) not in taken]
-    found += [Own(each, Kind.AHEAD) for each in ahead.offsets(inner)]
+    found += [OwnVariable(each, OwnKind.SUM) for each in slots.sums(inner) if id(each) not in taken]
+    found += [OwnVariable(each, OwnKind.AHEAD) for each in ahead.offsets(inner)]
     return {f"{called} {own.kind.name.lower()} {number}": own for number, own in enumerate(found)}
 
 
@@ -119,7 +119,7 @@ def _states(model: keras.Model) -> list[Any]:
     return [state for layer in recurrent for state in keras.tree.flatten(layer.states) if state is not None]
 
 
-def told(own: Mapping[str, Own], kinds: Iterable[Kind]) -> list[str]:
+def told(own: Mapping[str, OwnVariable], kinds: Iterable[OwnKind]) -> list[str]:
     """The texts of those of the kinds that there are."""
     there = {each.kind for each in own.values()}
     return [kind.value for kind in kinds if kind in there]

@@ -3,7 +3,7 @@
 A recipe of updates with `ahead` evaluates, saves and shares the replicated weights w. But while gradients are computed,
 the variables hold w minus what this rank's node has not sent yet. Then they get back exactly w, and the update is
 applied to that. If a step fails in between, they get back w, too. With sharded servers, w is the rank's copy of the
-parameters. `tapes.py` says when this begins and ends, `writes.py` notices what a step writes meanwhile.
+parameters. `tapes.py` says when this begins and ends, `graph_writes.py` notices what a step writes meanwhile.
 """
 
 from __future__ import annotations

@@ -193,11 +193,13 @@ def attach(
     writes what can be loaded without this package.
 
     Args:
-        optimizer: one to which nothing is attached.
+        optimizer: one to which nothing is attached, else a ValueError follows.
         part: takes part.
         public: a class with what users may call on this optimizer beyond what Keras has.
         again: attaches the like to an optimizer that Keras has made from this one's config; None attaches nothing.
     """
+    if to(optimizer) is not None:
+        raise ValueError(f"Something takes part in the steps of {optimizer.name} already: attach to another optimizer.")
     # Not by setattr, which would track what the part holds, such as residuals, in checkpoints that one rank writes.
     vars(optimizer)[_PART] = part
     base = type(optimizer)
@@ -219,6 +221,8 @@ def _nothing(optimizer: keras.optimizers.Optimizer) -> None:
 
 class _Methods:
     """The methods of Keras's optimizers that ask what is attached."""
+
+    built: bool  # Keras's
 
     @classmethod
     def from_config(cls, config, *args, **kwargs):

@@ -1,7 +1,7 @@
 """The slots of Keras's optimizers: where they are kept, and copies of optimizers that keep them elsewhere.
 
-Only this file, `copies.py` and the files that change an optimizer's class depend on Keras's internals: `KERAS_INSIDES`
-in tests/test_house_rules.py.
+Only this file, `attached.py`, `copies.py` and `keras/hooks.py` depend on Keras's internals: `KERAS_INSIDES` in
+tests/test_house_rules.py.
 """
 
 from __future__ import annotations

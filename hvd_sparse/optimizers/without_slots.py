@@ -118,11 +118,31 @@ class WithoutSlots:
         made.load_own_variables(store)
         self._loaded(optimizer, made)
 
-    def set_weights(self, optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> None:
-        """Like `load`, from the values of all variables in order."""
-        made = copies.whole(optimizer)
-        made.set_weights(weights)
+    def set_weights(self, optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> bool:
+        """Gives values to the variables that the optimizer has here, or to those that it has without an exchange.
+
+        Args:
+            optimizer: the optimizer.
+            weights: the values in the order of `optimizer.variables`, here or of such an optimizer.
+
+        Returns:
+            Whether the slots of variables that are exchanged are among them.
+
+        Raises:
+            ValueError: if they are as many as neither has, or a shape differs.
+        """
+        made, held = copies.whole(optimizer), list(optimizer.variables)
+        if len(weights) == len(held) < len(made.variables):
+            _assign(held, weights)
+            return False
+        if len(weights) != len(made.variables):
+            raise ValueError(
+                f"Expected the values of {len(held)} variables, as {type(optimizer).__name__} has them while the "
+                f"exchange keeps its slots, or of {len(made.variables)}, with all slots, got {len(weights)}."
+            )
+        _assign(made.variables, weights)
         self._loaded(optimizer, made)
+        return True
 
     def _loaded(self, optimizer: keras.optimizers.Optimizer, made: keras.optimizers.Optimizer) -> None:
         for common, own in zip(optimizer.variables, made.variables[: self._common], strict=False):
@@ -142,6 +162,17 @@ class WithoutSlots:
                     there.assign(here)
                 else:
                     here.assign(there)
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Gives all variables values, or none if a shape differs."""
+    for variable, value in zip(variables, values, strict=True):
+        if tuple(variable.shape) != tuple(value.shape):
+            raise ValueError(
+                f"Expected a value of shape {tuple(variable.shape)} for {variable.path}, got {tuple(value.shape)}."
+            )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def of(optimizer: Any) -> WithoutSlots | None:

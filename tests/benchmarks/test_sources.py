@@ -68,8 +68,8 @@ def trees(tmp_path, monkeypatch):
     def make(today, then, **moved):
         now, before = tmp_path / "now", tmp_path / "then"
         for root, text, name in ((now, today, "part.py"), (before, then, moved.get("part", "part.py"))):
-            (root / "benchmarks").mkdir(parents=True)
-            shutil.copy(pathlib.Path(sources.__file__), root / "benchmarks")
+            (root / "benchmarks" / "studies").mkdir(parents=True)
+            shutil.copy(pathlib.Path(sources.__file__), root / "benchmarks" / "studies")
             (root / name).write_text(text)
         monkeypatch.setattr(sources, "ROOT", now)
         names = {"part.py": moved["part"]} if moved else {}

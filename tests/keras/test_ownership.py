@@ -10,7 +10,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.keras import ownership
 from hvd_sparse.keras.callbacks import folders
-from hvd_sparse.keras.ownership import Kind
+from hvd_sparse.keras.ownership import OwnKind
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.storage import archives, files
 
@@ -34,9 +34,9 @@ def kinds(model):
 
 
 def test_the_table():
-    plain = [Kind.STATISTIC] * 2 + [Kind.SEED]
+    plain = [OwnKind.STATISTIC] * 2 + [OwnKind.SEED]
     assert kinds(compiled()) == plain
-    assert kinds(compiled(gradient_accumulation_steps=2)) == plain + [Kind.SUM] * 4
+    assert kinds(compiled(gradient_accumulation_steps=2)) == plain + [OwnKind.SUM] * 4
     # Kernel and bias are local, and so are their momentum, their moving averages and their sums.
     local = kinds(compiled(local=True, use_ema=True, gradient_accumulation_steps=2))
     assert sorted(each.name for each in local) == sorted(["STATISTIC"] * 2 + ["SEED"] + ["LOCAL"] * 8 + ["SUM"] * 2)
@@ -45,7 +45,7 @@ def test_the_table():
 def test_states_of_a_stateful_layer_are_no_statistics():
     recurrent = keras.layers.Bidirectional(keras.layers.LSTM(2, stateful=True))
     model = keras.Sequential([keras.Input((5, 2), batch_size=4), recurrent, keras.layers.Dense(1)])
-    assert [own.kind for own in ownership.own_of(model).values() if own.kind is not Kind.SEED] == [Kind.STATE] * 4
+    assert [own.kind for own in ownership.own_of(model).values() if own.kind is not OwnKind.SEED] == [OwnKind.STATE] * 4
 
 
 def test_names_do_not_depend_on_what_else_a_process_has_built():
