@@ -32,10 +32,10 @@ from benchmarks.averaging import runs as queue
 from benchmarks.averaging.runs import Outcomes, Run
 from benchmarks.averaging.settings import ARMS, BASE, MODELS, RANKS, TRAINED, MessageSettings
 from benchmarks.averaging.tasks import programs_of
-from benchmarks.convergence.report import STUDENT, rates_of
-from benchmarks.convergence.runs import Make, finished, load
 from benchmarks.dropping.report import best_rate
 from benchmarks.reporting.report import Section
+from benchmarks.studies.paired import STUDENT, rates_of
+from benchmarks.studies.store import Make, finished, load
 
 SEEDS = 3
 RATES = "1"

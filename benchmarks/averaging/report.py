@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.averaging.runs import Outcomes
 from benchmarks.averaging.settings import ARMS, ARRIVALS, BASE, MEASURES, METHODS, WANTED, Wanted
-from benchmarks.convergence.report import Difference, by_seed, gap_of, spread
 from benchmarks.reporting import writing
 from benchmarks.reporting.report import Section, Verdict
+from benchmarks.studies.paired import Difference, by_seed, gap_of, spread
 
 COMPARED = {"final": 2, "fitted": 3, "trained": 3}  # and the number of decimals
 _LISTED = ("final", "fitted")  # listed for each seed; for the others means

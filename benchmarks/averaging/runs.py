@@ -1,4 +1,4 @@
-"""The runs of the study of model averaging; finished ones are kept as described in convergence/runs.py."""
+"""The runs of the study of model averaging; finished ones are kept as described in studies/store.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.averaging import data as averaging_data
 from benchmarks.averaging.settings import ARMS, BASE, MODELS, ImageSettings, MessageSettings, Settings
-from benchmarks.convergence.runs import on_cores
+from benchmarks.studies.jobs import on_cores
 from benchmarks.studies.sources import ROOT, fingerprint_of
 from examples.text import corpus
 from hvd_sparse.spec import describe

@@ -34,11 +34,11 @@ import numpy as np
 
 from benchmarks.averaging import datagram_floor
 from benchmarks.averaging import steps_report as reports
-from benchmarks.convergence.report import STUDENT
 from benchmarks.exchange import links
 from benchmarks.machines import neighbour
 from benchmarks.machines.cluster import Cluster, bits_per_second, unavailable
 from benchmarks.reporting.report import Section
+from benchmarks.studies.paired import STUDENT
 
 _LIMIT = 900.0  # seconds for one start of the ranks
 

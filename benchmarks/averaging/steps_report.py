@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.averaging.rank import ARMS, DATAGRAMS, HOROVOD
-from benchmarks.convergence.report import Difference, difference, spread
 from benchmarks.reporting import timing
 from benchmarks.reporting.report import Section, Verdict
+from benchmarks.studies.paired import Difference, difference, spread
 
 Told = dict[str, list[dict[str, Any]]]  # by part, each rank's report
 

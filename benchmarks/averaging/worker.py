@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.averaging import threads as averaging_threads
 from benchmarks.averaging.settings import ARMS, MEASURES, MODELS, Schedule, Settings
 from benchmarks.averaging.tasks import task_of
-from benchmarks.machines.worker import work_off
 from benchmarks.reporting.writing import DIGITS
+from benchmarks.studies.worker import work_off
 
 
 def train(run: dict[str, Any]) -> dict[str, Any]:

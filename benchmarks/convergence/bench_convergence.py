@@ -33,6 +33,7 @@ from benchmarks.convergence import runs as queue
 from benchmarks.convergence.runs import Cluster, Outcomes, Run
 from benchmarks.convergence.settings import ARMS, DENSE, ELSEWHERE, MODELS, TRAINED
 from benchmarks.reporting import report, timing, writing
+from benchmarks.studies.paired import STUDENT, Search
 
 SEEDS, SEARCHED = 8, 2
 FOLLOWS = {"dense": "torus2d"}  # the noise of equal arms is that of equal learning rates
@@ -71,9 +72,9 @@ def main() -> None:
     asked = {model: [arm for arm in TRAINED[model] if arm in recipes] for model in models}
     if not set(recipes) <= set(ARMS) or not all(asked.values()):
         parser.error(f"expected recipes from {', '.join(ARMS)}, at least one for each model, got {options.recipes}")
-    if not 1 <= options.searched <= options.seeds <= len(reports.STUDENT):
+    if not 1 <= options.searched <= options.seeds <= len(STUDENT):
         parser.error(
-            f"expected 1 <= --searched <= --seeds <= {len(reports.STUDENT)}, got {options.searched} and {options.seeds}"
+            f"expected 1 <= --searched <= --seeds <= {len(STUDENT)}, got {options.searched} and {options.seeds}"
         )
     rates = [float(rate) for rate in options.rates.split(",")]
     cluster = Cluster(options.nodes, options.local, options.density)
@@ -132,32 +133,16 @@ class Study:
 
         Makes the runs that are missing in the store.
         """
-        tried = queue.finished(
-            [
-                self._run(model, arm, rate, seed)
-                for model, arms in asked.items()
-                for arm in arms
-                for rate in (self.rates if arm not in FOLLOWS else ())
-                for seed in range(self.searched)
-            ],
+        return Search(
             self.store,
             self.make,
-        )
-        rates = {model: {arm: reports.rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
-        best = {
-            (model, arm): reports.best_rate(tried, model, arm)
-            for model, arms in rates.items()
-            for arm, those in arms.items()
-            if those
-        }
-        for model, arms in asked.items():
-            best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for arm in arms if arm in FOLLOWS})
-        found = queue.finished(
-            [self._run(model, arm, rate, seed) for seed in range(self.seeds) for (model, arm), rate in best.items()],
-            self.store,
-            self.make,
-        )
-        return found, rates
+            self.rates,
+            self.searched,
+            lambda arm: self.seeds,
+            FOLLOWS,
+            self._run,
+            reports.best_rate,
+        ).outcomes(asked)
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs, self.cluster)

@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.convergence import runs as convergence_runs
 from benchmarks.convergence import tasks as convergence_tasks
 from benchmarks.convergence.settings import MEASURES
 from benchmarks.exchange.rank import forget
+from benchmarks.studies import store
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 def keep(job: dict[str, Any], number: int, result: dict[str, Any]) -> None:
     """Adds the result of one of a job's runs to its store, and prints it."""
     outcome = {**job["runs"][number], **result}
-    convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
+    store.append(pathlib.Path(job["store"]), rounded(outcome))
     print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
 
 

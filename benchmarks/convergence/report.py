@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,80 +14,20 @@ from benchmarks.convergence.runs import Outcomes
 from benchmarks.convergence.settings import ARMS, DENSE, MEASURES, TRAINED, WANTED, WITHIN, Wanted
 from benchmarks.reporting import report, timing, writing
 from benchmarks.reporting.report import Section, Verdict
-
-# Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
-STUDENT = (
-    *(math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262),
-    *(2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
-)
+from benchmarks.studies import paired
+from benchmarks.studies.paired import Difference, by_seed, gap_of, spread
 
 LAST = 3  # epochs whose mean decides on a learning rate
 _TELLING = 3  # pairs: the interval of two spans the picture
 _COLOURS = colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2]
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """The difference of two arms over paired seeds.
-
-    Attributes:
-        mean: mean difference, in points.
-        half: half-width of the 95% interval, in points; infinite for a single pair.
-        pairs: number of pairs.
-    """
-
-    mean: float
-    half: float
-    pairs: int
-
-    @property
-    def low(self) -> float:
-        """The interval's lower end."""
-        return self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        """The interval's upper end."""
-        return self.mean + self.half
-
-    def __str__(self) -> str:
-        return self.told(2)
-
-    def told(self, digits: int) -> str:
-        """As text with `digits` decimals; a single pair has no interval."""
-        mean, low, high = (f"{each:+.{digits}f}" for each in (self.mean, self.low, self.high))
-        return f"{mean} ({low} to {high})" if self.pairs > 1 else mean
-
-
-def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """The mean of one - other with Student's interval; ValueError if they do not pair."""
-    if len(one) != len(other) or not 1 <= len(one) <= len(STUDENT):
-        raise ValueError(f"Expected 1 to {len(STUDENT)} pairs, got {len(one)} and {len(other)} values.")
-    gaps = np.subtract(one, other)
-    count = len(gaps)
-    half = STUDENT[count - 1] * float(np.std(gaps, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
-    return Difference(float(np.mean(gaps)), half, count)
-
-
 # ---- learning rates ----
-
-
-def rates_of(outcomes: Outcomes, model: str, arm: str) -> list[float]:
-    """The learning rates that an arm was trained at."""
-    return sorted({run.rate for run in outcomes if (run.model, run.arm) == (model, arm)})
 
 
 def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
     """The learning rate that validates best, over the seeds that were trained at all of the rates."""
-    errors: dict[float, dict[int, float]] = {}
-    for run, outcome in outcomes.items():
-        if (run.model, run.arm) == (model, arm):
-            errors.setdefault(run.rate, {})[run.seed] = _error(model, outcome)
-    seeds = set.intersection(*(set(each) for each in errors.values()))
-    if not seeds:
-        raise ValueError(f"Expected a seed of {model} {arm} that was trained at all of {sorted(errors)}, got none.")
-    means = {rate: np.mean([error for seed, error in each.items() if seed in seeds]) for rate, each in errors.items()}
-    return min(means, key=lambda rate: (means[rate], rate))
+    return paired.best_rate(outcomes, model, arm, lambda outcome: _error(model, outcome))
 
 
 def _error(model: str, outcome: Mapping[str, Any]) -> float:
@@ -106,19 +45,6 @@ def _error(model: str, outcome: Mapping[str, Any]) -> float:
 def arms_of(outcomes: Outcomes, model: str) -> list[str]:
     """The model's arms that were trained, in order."""
     return [arm for arm in TRAINED[model] if any((run.model, run.arm) == (model, arm) for run in outcomes)]
-
-
-def by_seed(outcomes: Outcomes, model: str, arm: str, what: str = "final") -> dict[int, Any]:
-    """The results of an arm's runs, in the order of their seeds."""
-    own = {run.seed: outcome[what] for run, outcome in outcomes.items() if (run.model, run.arm) == (model, arm)}
-    return dict(sorted(own.items()))
-
-
-def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "final") -> Difference | None:
-    """One arm less the other, over the seeds that both have finished; None if there is none."""
-    ones, others = (by_seed(outcomes, model, arm, what) for arm in (one, other))
-    both = [seed for seed in ones if seed in others]
-    return difference([ones[seed] for seed in both], [others[seed] for seed in both]) if both else None
 
 
 def summarise(
@@ -197,11 +123,6 @@ def _listed(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
-def spread(values: Sequence[float]) -> str:
-    """The mean and the standard deviation over seeds, as text."""
-    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
-
-
 def _frontier(
     model: str, targets: Sequence[Wanted], gaps: Mapping[str, Difference], shares: Mapping[str, float]
 ) -> list[Verdict]:
@@ -251,7 +172,7 @@ def render(sections: Sequence[Section], about: Mapping[str, Any], others: Sequen
         "",
         f"`{about['command']}` on {machine['processor']}; commit {machine['commit']}; {cluster.ranks} ranks as "
         f"{cluster.nodes} nodes of {cluster.local}, density {cluster.density}; {about['minutes']:.0f} minutes of "
-        "training. bench_convergence.py and convergence_*.py describe what is trained, and how.",
+        "training. The files in benchmarks/convergence describe what is trained, and how.",
         "",
         "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
         "have. Each arm is at the learning rate, in units of the model's, that validated best. "

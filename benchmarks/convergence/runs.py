@@ -6,26 +6,18 @@ machine. A run with another recipe, other settings or other sources is a differe
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import fcntl
-import functools
-import json
 import os
 import pathlib
-import re
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.convergence.settings import ARMS, MEASURES, MODELS, TranslationSettings
+from benchmarks.studies import jobs
+from benchmarks.studies.data import digest_of_catalogues
 from benchmarks.studies.sources import ROOT, fingerprint_of
-from examples import translation
-from examples.text import corpus
 from examples.training import arguments
 from hvd_sparse.spec import describe
 
@@ -103,74 +95,32 @@ class Run:
     def _data(self) -> str:
         """A digest of the data, which differ between machines."""
         settings = MODELS[self.model]
-        return _digest(settings.options) if isinstance(settings, TranslationSettings) else ""
+        return digest_of_catalogues(settings.options) if isinstance(settings, TranslationSettings) else ""
 
     def __str__(self) -> str:
         return f"{self.model} {self.arm} x{self.rate:g} seed {self.seed}"
 
 
-@functools.cache
-def _digest(words: tuple[str, ...]) -> str:
-    """A digest of the machine's sentence pairs."""
-    options = translation.parse(words)
-    return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
-
-
 Outcomes = dict[Run, dict[str, Any]]
-Make = Callable[[Sequence[Any], pathlib.Path], None]  # makes runs and adds them to a store
-
-
-def load(store: pathlib.Path, wanted: Iterable[Run]) -> Outcomes:
-    """The outcomes of the wanted runs that are in the store; a truncated line is ignored."""
-    kept = {}
-    for line in store.read_text(encoding="utf8").splitlines(keepends=True) if store.exists() else []:
-        if line.endswith("\n"):
-            outcome = json.loads(line)
-            kept[outcome["fingerprint"]] = outcome
-    prints = {run: run.fingerprint() for run in wanted}
-    return {run: kept[each] for run, each in prints.items() if each in kept}
-
-
-def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
-    """Adds a finished run in one write, after removing a truncated line. Processes take turns."""
-    store.parent.mkdir(parents=True, exist_ok=True)
-    with open(store, "ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
-        file.write(json.dumps(outcome, sort_keys=True).encode() + b"\n")
-
-
-def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> dict[Any, dict[str, Any]]:
-    """The outcomes of all wanted runs, made if missing in the store; without `make` only those in the store."""
-    found = load(store, wanted)
-    missing = [run for run in wanted if run not in found]
-    print(f"{len(wanted)} runs, {len(missing)} of them {'to be made' if make else 'missing'}", flush=True)
-    if missing and make is not None:
-        began = time.perf_counter()
-        make(missing, store)
-        print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
-        found = load(store, wanted)
-    return found
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster one by one, on ranks that are started once; RuntimeError if they fail."""
     cluster = wanted[0].cluster
     with tempfile.TemporaryDirectory() as folder:
-        launch([on_ranks(write_job(wanted, store, pathlib.Path(folder) / "job.json"), cluster)], cluster)
+        jobs.launch([on_ranks(write_job(wanted, store, pathlib.Path(folder) / "job.json"), cluster)], cluster.local)
 
 
 def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster with threads as ranks, one process per core; RuntimeError if one fails."""
     ordered, cores = sorted(wanted, key=_turn), sorted(os.sched_getaffinity(0))[: len(wanted)]
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [
+        dealt = [
             write_job(ordered[number :: len(cores)], store, pathlib.Path(folder) / f"job{number}.json")
             for number in range(len(cores))
         ]
-        launch([on_threads(job, core) for job, core in zip(jobs, cores, strict=True)], wanted[0].cluster)
+        commands = [on_threads(job, core) for job, core in zip(dealt, cores, strict=True)]
+        jobs.launch(commands, wanted[0].cluster.local)
 
 
 def on_ranks(job: pathlib.Path, cluster: Cluster) -> list[str]:
@@ -187,102 +137,9 @@ def on_threads(job: pathlib.Path, core: int) -> list[str]:
 
 def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
     """Writes the job file of some runs; returns its path."""
-    return _write_job(sorted(wanted, key=_turn), store, path)
-
-
-def _write_job(ordered: Iterable[Any], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    described = [
-        {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings()), "fingerprint": run.fingerprint()}
-        for run in ordered
-    ]
-    path.write_text(json.dumps({"store": str(store.resolve()), "runs": described}))
-    return path
-
-
-def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
-    """Makes runs in one process per core, dealt out in turn; RuntimeError if one fails.
-
-    Args:
-        ordered: runs, dataclasses with `settings` and `fingerprint`.
-        store: file of finished runs.
-        worker: the module that is a process; it gets a JSON file: {"store": where finished runs are added, "runs":
-            [{the fields of a run, "settings": those of its model, "fingerprint"}, ...]}.
-    """
-    workers = min(len(os.sched_getaffinity(0)), len(ordered))
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [
-            _write_job(ordered[number::workers], store, pathlib.Path(folder) / f"job{number}.json")
-            for number in range(workers)
-        ]
-        launch([[sys.executable, "-m", worker, str(job)] for job in jobs], Cluster(1, 1))
+    return jobs.write(sorted(wanted, key=_turn), store, path)
 
 
 def _turn(run: Run) -> tuple[Any, ...]:
     """The order of runs: a few seeds of all arms before further ones; runs that can share a graph are adjacent."""
     return list(MODELS).index(run.model), run.seed // TOGETHER, run.arm, run.rate, run.seed
-
-
-def launch(commands: Sequence[Sequence[str]], cluster: Cluster) -> None:
-    """Runs commands in parallel and shows their progress; if one fails, ends the others and raises RuntimeError."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    started: list[subprocess.Popen[str]] = []
-    try:
-        with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
-            try:
-                started += (_start(command, cluster) for command in commands)
-                told = {pool.submit(shown, process.stdout): process for process in started}
-                for future in concurrent.futures.as_completed(told):
-                    _require_success(told[future], future.result())
-            except BaseException:
-                for process in started:
-                    _end(process)
-                raise
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _start(command: Sequence[str], cluster: Cluster) -> subprocess.Popen[str]:
-    environ = {**os.environ, **environment(cluster)}
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def _require_success(process: subprocess.Popen[str], others: str) -> None:
-    if process.wait():
-        raise RuntimeError(f"{others}\nThe ranks ended with status {process.returncode}; see their output above.")
-
-
-def environment(cluster: Cluster) -> dict[str, str]:
-    """The environment of all ranks, with which a run has the same bits anywhere."""
-    return {
-        "HVD_SPARSE_LOCAL_SIZE": str(cluster.local),
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONUNBUFFERED": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-
-
-def _end(launcher: subprocess.Popen) -> None:
-    """Tells a launcher to end its ranks, and kills it if it does not."""
-    launcher.terminate()
-    try:
-        launcher.wait(3)
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-
-
-def shown(lines: Any) -> str:
-    """Passes on rank 0's finished runs and epochs, and returns the end of everything else, for when it fails.
-
-    Rank 0 of a launcher, or a process that is all ranks.
-    """
-    others = []
-    for line in lines:
-        progress = re.match(r"(?:\[0\]<stdout>:)?(> |(?=epoch \d))(.*)", line)
-        if progress:
-            print(f"{'  ' if progress[1] else '    '}{progress[2]}", flush=True)
-        else:
-            others.append(line)
-    return "".join(others[-60:])

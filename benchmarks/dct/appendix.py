@@ -41,7 +41,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.convergence.report import difference
 from benchmarks.dct.schemes import (
     AS_MANY,
     BACKWARD,
@@ -56,6 +55,7 @@ from benchmarks.dct.schemes import (
     Scheme,
 )
 from benchmarks.reporting.report import Section, Verdict
+from benchmarks.studies.paired import difference
 from examples import digits
 
 TITLE = "Other schemes with as many bytes"

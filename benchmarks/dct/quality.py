@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.convergence import report as convergence_report
-from benchmarks.convergence.runs import append
 from benchmarks.reporting.report import Section, Verdict
+from benchmarks.studies import paired
 from benchmarks.studies.sources import ROOT, fingerprint_of
+from benchmarks.studies.store import append
 from examples import recommender
 from examples.recommenders import index
 
@@ -231,7 +231,7 @@ def _shown(mean: float, half: float) -> str:
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """The mean paired difference, and half of its 95% interval, as shares of the other's mean."""
-    found = convergence_report.difference(np.divide(one, np.mean(other)), np.divide(other, np.mean(other)))
+    found = paired.difference(np.divide(one, np.mean(other)), np.divide(other, np.mean(other)))
     return found.mean, found.half
 
 

@@ -31,12 +31,13 @@ import keras
 import numpy as np
 
 from benchmarks.convergence.rank import rounded
-from benchmarks.convergence.report import STUDENT, Difference, difference, spread
-from benchmarks.convergence.runs import Make, finished, on_cores
 from benchmarks.convergence.settings import TranslationSettings
-from benchmarks.machines.worker import work_off
 from benchmarks.reporting.report import Section, Verdict
+from benchmarks.studies.jobs import on_cores
+from benchmarks.studies.paired import STUDENT, Difference, difference, spread
 from benchmarks.studies.sources import ROOT, fingerprint_of
+from benchmarks.studies.store import Make, finished
+from benchmarks.studies.worker import work_off
 from examples import split_translation, translation
 from examples.text import corpus
 

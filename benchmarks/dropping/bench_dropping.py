@@ -27,13 +27,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.convergence.report import STUDENT, rates_of
-from benchmarks.convergence.runs import finished
 from benchmarks.dropping import report as reports
 from benchmarks.dropping import runs as queue
 from benchmarks.dropping.runs import Outcomes, Run
 from benchmarks.dropping.settings import ARMS, FOLLOWS, LONGER, MODELS, MORE, TRAINED
 from benchmarks.reporting import report, timing, writing
+from benchmarks.studies.paired import STUDENT, Search
 
 SEEDS, FEWER, SEARCHED = 8, 3, 3
 RATES = "1,2,4"
@@ -117,30 +116,16 @@ class Study:
 
         Makes the runs that are missing in the store.
         """
-        pairs = [(model, arm) for model, arms in asked.items() for arm in arms]
-        tried = finished(
-            [
-                self._run(model, arm, rate, seed)
-                for model, arm in pairs
-                for rate in (self.rates if arm not in FOLLOWS else ())
-                for seed in range(self.searched)
-            ],
+        return Search(
             self.store,
             self.make,
-        )
-        rates = {model: {arm: rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
-        best = {(model, arm): reports.best_rate(tried, model, arm) for model, arm in pairs if rates[model][arm]}
-        best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for model, arm in pairs if arm in FOLLOWS})
-        found = finished(
-            [
-                self._run(model, arm, rate, seed)
-                for (model, arm), rate in best.items()
-                for seed in range(self.seeds[arm])
-            ],
-            self.store,
-            self.make,
-        )
-        return found, rates
+            self.rates,
+            self.searched,
+            self.seeds.__getitem__,
+            FOLLOWS,
+            self._run,
+            reports.best_rate,
+        ).outcomes(asked)
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs)

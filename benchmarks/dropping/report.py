@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.convergence.report import Difference, by_seed, gap_of, spread
 from benchmarks.dropping.runs import Outcomes
 from benchmarks.dropping.settings import ARMS, LONGER, MEASURES, QUESTIONS, WANTED, Question, Wanted
 from benchmarks.reporting import report, timing, writing
 from benchmarks.reporting.report import Section, Verdict
+from benchmarks.studies import paired
+from benchmarks.studies.paired import Difference, by_seed, gap_of, spread
 
 LAST = 4  # evaluations whose mean decides on a learning rate
 NEAR = 0.95  # share of another arm's final score, as the paper's 33 BLEU of 34.5 (Table 2)
@@ -28,15 +29,7 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
 
     The criterion is the mean score of the last evaluations: the best rate is the one at which training is furthest.
     """
-    scores: dict[float, dict[int, float]] = {}
-    for run, outcome in outcomes.items():
-        if (run.model, run.arm) == (model, arm):
-            scores.setdefault(run.rate, {})[run.seed] = float(np.mean(outcome["curve"][-LAST:]))
-    seeds = set.intersection(*(set(each) for each in scores.values()))
-    if not seeds:
-        raise ValueError(f"Expected a seed of {model} {arm} that was trained at all of {sorted(scores)}, got none.")
-    means = {rate: float(np.mean([each[seed] for seed in seeds])) for rate, each in scores.items()}
-    return max(means, key=lambda rate: (means[rate], -rate))
+    return paired.best_rate(outcomes, model, arm, lambda outcome: -float(np.mean(outcome["curve"][-LAST:])))
 
 
 def near(curve: Sequence[float]) -> float:
@@ -169,8 +162,8 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
         f"# Gradient dropping, {machine['date']}",
         "",
         f"`{about['command']}` on {machine['processor']}; commit {machine['commit']}; 4 simulated clients and servers; "
-        f"{about['minutes']:.0f} minutes of training. bench_dropping.py and dropping_*.py describe what "
-        "is trained, and how.",
+        f"{about['minutes']:.0f} minutes of training. The files in benchmarks/dropping describe "
+        "what is trained, and how.",
         "",
         "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
         "have. Scores are on test data, with the servers' parameters averaged over the last evaluations, and with a "

@@ -1,19 +1,18 @@
-"""The runs of the study of gradient dropping; finished ones are kept as described in convergence/runs.py."""
+"""The runs of the study of gradient dropping; finished ones are kept as described in studies/store.py."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.convergence.runs import on_cores
 from benchmarks.dropping.settings import ARMS, MODELS, ImageSettings, SentenceSettings
+from benchmarks.studies.data import digest_of_catalogues
+from benchmarks.studies.jobs import on_cores
 from benchmarks.studies.sources import ROOT, fingerprint_of
 from examples import translation
-from examples.text import corpus
 from hvd_sparse.spec import describe
 
 STORE = ROOT / "benchmarks" / "results" / "dropping_runs.jsonl"
@@ -66,14 +65,7 @@ class Run:
     def _data(self) -> str:
         """A digest of the data, which differ between machines."""
         settings = MODELS[self.model]
-        return _digest(settings.options) if isinstance(settings, SentenceSettings) else ""
-
-
-@functools.cache
-def _digest(words: tuple[str, ...]) -> str:
-    """A digest of the machine's sentence pairs."""
-    options = translation.parse(words)
-    return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
+        return digest_of_catalogues(settings.options) if isinstance(settings, SentenceSettings) else ""
 
 
 def options_of(model: str) -> argparse.Namespace:

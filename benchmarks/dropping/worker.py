@@ -13,7 +13,7 @@ from benchmarks.convergence.rank import rounded
 from benchmarks.dropping.settings import ARMS, MEASURES, ImageSettings, SentenceSettings, Timing
 from benchmarks.dropping.tasks import ImageTask, Task, train
 from benchmarks.dropping.translation import SentenceTask
-from benchmarks.machines.worker import work_off
+from benchmarks.studies.worker import work_off
 
 
 def outcome_of(run: dict[str, Any]) -> dict[str, Any]:

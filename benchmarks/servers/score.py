@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.convergence.runs import load
 from benchmarks.dropping.report import NEAR, best_rate, near
 from benchmarks.dropping.runs import STORE, Run, options_of
 from benchmarks.dropping.settings import ARMS as STUDIED
 from benchmarks.dropping.settings import MODELS
 from benchmarks.reporting.report import Section
+from benchmarks.studies.store import load
 
 _RATES, _SEEDS = (0.35, 0.5, 0.7, 1.0, 1.5), range(8)  # where the store may have runs
 

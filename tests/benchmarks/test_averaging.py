@@ -18,8 +18,8 @@ from benchmarks.averaging.runs import Run
 from benchmarks.averaging.settings import ARMS, ARRIVALS, BASE, MODELS, WANTED, Arm, Schedule
 from benchmarks.averaging.tasks import task_of
 from benchmarks.averaging.threads import train
-from benchmarks.convergence.runs import append
 from benchmarks.reporting import report, writing
+from benchmarks.studies.store import append
 from examples.text import corpus
 from examples.text.vocabulary import PAD
 from hvd_sparse.averaging.lossy import Lossy

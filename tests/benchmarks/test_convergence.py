@@ -16,10 +16,12 @@ from benchmarks.convergence import report as convergence_report
 from benchmarks.convergence import runs as convergence_runs
 from benchmarks.convergence import tasks as convergence_tasks
 from benchmarks.convergence.bench_convergence import Study
-from benchmarks.convergence.report import difference
 from benchmarks.convergence.runs import Cluster, Run
 from benchmarks.convergence.settings import ARMS, DENSE, MODELS, TRAINED, ImageSettings
 from benchmarks.reporting import report
+from benchmarks.studies import jobs
+from benchmarks.studies import store as store_of_runs
+from benchmarks.studies.paired import STUDENT, difference
 
 pytestmark = pytest.mark.thorough
 
@@ -58,8 +60,8 @@ def test_what_does_not_pair_is_refused_and_one_pair_tells_nothing():
 
 def test_quantiles_are_those_of_students_distribution():
     scipy = pytest.importorskip("scipy.stats")
-    wanted = [scipy.t.ppf(0.975, freedom) for freedom in range(1, len(convergence_report.STUDENT))]
-    assert convergence_report.STUDENT[1:] == pytest.approx(wanted, abs=5e-4)
+    wanted = [scipy.t.ppf(0.975, freedom) for freedom in range(1, len(STUDENT))]
+    assert STUDENT[1:] == pytest.approx(wanted, abs=5e-4)
 
 
 # ---- data ----
@@ -243,7 +245,7 @@ def make_up(wanted, store):
         final = 30.0 + run.seed + dense
         made = {"final": final, "top5": 0.0, "loss": 2.0, "curve": [final], "error": 2.0, "seconds": 1.0}
         outcome = {**made, "across": 1e9 if dense else 1e7, "fingerprint": run.fingerprint()}
-        convergence_runs.append(store, outcome)
+        store_of_runs.append(store, outcome)
 
 
 # ---- the queue ----
@@ -268,14 +270,14 @@ def test_a_runs_fingerprint_tells_it_from_all_others():
 
 def test_a_store_that_was_cut_off_keeps_its_whole_lines(tmp_path):
     store, runs = tmp_path / "folder" / "runs.jsonl", [Run("small_vgg", "hitopk", 1.0, seed) for seed in range(3)]
-    assert convergence_runs.load(store, runs) == {}
-    convergence_runs.append(store, {"fingerprint": runs[0].fingerprint(), "final": 1.0})
+    assert store_of_runs.load(store, runs) == {}
+    store_of_runs.append(store, {"fingerprint": runs[0].fingerprint(), "final": 1.0})
     with open(store, "a") as file:
         file.write('{"fingerprint": "cut o')
-    assert list(convergence_runs.load(store, runs)) == runs[:1]
-    convergence_runs.append(store, {"fingerprint": runs[1].fingerprint(), "final": 2.0})
-    convergence_runs.append(store, {"fingerprint": runs[0].fingerprint(), "final": 3.0})
-    assert [each["final"] for each in convergence_runs.load(store, runs).values()] == [3.0, 2.0]
+    assert list(store_of_runs.load(store, runs)) == runs[:1]
+    store_of_runs.append(store, {"fingerprint": runs[1].fingerprint(), "final": 2.0})
+    store_of_runs.append(store, {"fingerprint": runs[0].fingerprint(), "final": 3.0})
+    assert [each["final"] for each in store_of_runs.load(store, runs).values()] == [3.0, 2.0]
     assert store.read_text().count("\n") == 3
 
 
@@ -288,7 +290,7 @@ def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(
             best = 2.0 if run.arm == "torus2d" else 0.5
             error = abs(run.rate - best)
             outcome = {"final": 70.0 - error, "curve": [0.0, 70.0 - error], "error": -error}
-            convergence_runs.append(store, {"fingerprint": run.fingerprint(), **outcome})
+            store_of_runs.append(store, {"fingerprint": run.fingerprint(), **outcome})
 
     study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [0.5, 1.0, 2.0], 3, 2, make)
     asked = {"small_vgg": ["torus2d", "dense", "hitopk"]}
@@ -299,7 +301,7 @@ def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(
     assert study.outcomes(asked)[0] == found and len(made) == 2
     store = tmp_path / "some.jsonl"
     for run, outcome in list(found.items())[:4]:
-        convergence_runs.append(store, {"fingerprint": run.fingerprint(), **outcome})
+        store_of_runs.append(store, {"fingerprint": run.fingerprint(), **outcome})
     some, tried = dataclasses.replace(study, store=store, make=None).outcomes(asked)
     assert {run: some[run]["final"] for run in some} == {run: found[run]["final"] for run in list(found)[:4]}
     assert tried == {"small_vgg": {"torus2d": [2.0], "dense": [], "hitopk": [0.5]}}
@@ -307,7 +309,7 @@ def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(
 
 def test_runs_and_epochs_are_shown_while_they_go_on(capsys):
     said = ["[0]<stdout>:epoch 1, 9.0 s: bleu 2.1\n", "[1]<stdout>:epoch of another\n", "[0]<stdout>:> [1/2] lstm\n"]
-    assert convergence_runs.shown([*said, "[0]<stderr>:epoch 1\n"]) == f"{said[1]}[0]<stderr>:epoch 1\n"
+    assert jobs.shown([*said, "[0]<stderr>:epoch 1\n"]) == f"{said[1]}[0]<stderr>:epoch 1\n"
     assert capsys.readouterr().out == "    epoch 1, 9.0 s: bleu 2.1\n  [1/2] lstm\n"
 
 
@@ -336,7 +338,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         small(monkeypatch, small_vgg=SMALL, small_resnet=SMALL, lars_resnet={**SMALL, "warm_up": 1.0})
         convergence_runs.make(wanted, store)
-        return convergence_runs.load(store, wanted)
+        return store_of_runs.load(store, wanted)
 
 
 def test_runs_end_with_what_the_report_needs(trained):
@@ -359,7 +361,7 @@ def test_a_trust_coefficient_makes_it_lars():
 def test_a_run_does_not_depend_on_those_before_it(trained, tmp_path, monkeypatch):
     small(monkeypatch, small_vgg=SMALL)
     convergence_runs.make(runs_of(1), tmp_path / "runs.jsonl")
-    (again,) = convergence_runs.load(tmp_path / "runs.jsonl", runs_of(1)).values()
+    (again,) = store_of_runs.load(tmp_path / "runs.jsonl", runs_of(1)).values()
     (run,) = runs_of(1)
     differ = {name for name, value in again.items() if value != trained[run][name]}
     assert differ <= {"seconds"}
@@ -376,7 +378,7 @@ def test_ranks_that_fail_are_an_error_with_what_they_said(ranks, tmp_path):
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]  # is ended when the other fails
     fails = convergence_runs.on_ranks(path, TWO) if ranks == "real" else convergence_runs.on_threads(path, 0)
     with pytest.raises(RuntimeError, match="unexpected keyword argument 'rates'"):
-        convergence_runs.launch([waits, fails], TWO)
+        jobs.launch([waits, fails], TWO.local)
 
 
 def test_threads_are_no_ranks_for_what_each_rank_draws_for_itself(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.convergence import runs as convergence_runs
 from benchmarks.convergence.runs import Cluster, Run
 from benchmarks.convergence.settings import MODELS
+from benchmarks.studies import store
 from tests.examples import messages
 
 pytestmark = pytest.mark.thorough
@@ -24,7 +25,7 @@ def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):
     runs = [Run("transformer", arm, 1.0, 0, 0, CLUSTER) for arm in COMPARED]
     convergence_runs.make(runs, tmp_path / "real.jsonl")
     convergence_runs.simulate(runs, tmp_path / "threads.jsonl")
-    outcomes = (convergence_runs.load(tmp_path / f"{name}.jsonl", runs) for name in ("real", "threads"))
+    outcomes = (store.load(tmp_path / f"{name}.jsonl", runs) for name in ("real", "threads"))
     for real, threads in zip(*(each.values() for each in outcomes), strict=True):
         compare(real, threads)
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.convergence.runs import append
 from benchmarks.dct import life as dct_life
 from benchmarks.dct import quality as dct_quality
 from benchmarks.dct import threshold as dct_threshold
@@ -16,6 +15,7 @@ from benchmarks.dct import training as dct_training
 from benchmarks.dct import translation as dct_translation
 from benchmarks.dct.quality import ARMS
 from benchmarks.reporting import report, writing
+from benchmarks.studies.store import append
 from tests.examples import messages
 
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.convergence.runs import append, load
 from benchmarks.dropping import bench_dropping
 from benchmarks.dropping import report as dropping_report
 from benchmarks.dropping import runs as dropping_runs
@@ -22,6 +21,7 @@ from benchmarks.dropping.runs import Run
 from benchmarks.dropping.settings import ARMS, CLIENTS, MODELS, MORE, QUESTIONS, TRAINED, Timing
 from benchmarks.dropping.simulation import Job, Pace, shards_of
 from benchmarks.reporting import writing
+from benchmarks.studies.store import append, load
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.thresholds import SampledThreshold

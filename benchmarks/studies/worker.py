@@ -1,4 +1,4 @@
-"""Common code of the processes that `convergence_runs.on_cores` starts: a job is a list of runs, done one by one."""
+"""Common code of the processes that `jobs.on_cores` starts: a job is a list of runs, done one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.convergence.runs import append
+from benchmarks.studies.store import append
 
 Outcome = dict[str, Any]
 
