@@ -22,6 +22,14 @@ def as_tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
     return tensor if isinstance(value, tf.Tensor | tf.Variable) else not_a_constant(tensor)
 
 
+def place(device: str, tensors: Sequence[tf.Tensor]) -> str:
+    """Where tensors are combined: on the device that is given, or where the first of them is.
+
+    In eager code TensorFlow takes "" for the CPU, and would copy what is on a GPU.
+    """
+    return tensors[0].device if tf.executing_eagerly() and tensors and not device else device
+
+
 def _without_keras(value: Any) -> Any:
     """The TensorFlow variables of Keras variables, also inside lists."""
     if isinstance(value, list | tuple):

@@ -15,7 +15,17 @@ import tensorflow as tf
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.horovod_api import reduce_scatter
-from hvd_sparse.horovod_api.inputs import Widened, as_tensor, by_dtype, carried, compressed, dense, moved, values_of
+from hvd_sparse.horovod_api.inputs import (
+    Widened,
+    as_tensor,
+    by_dtype,
+    carried,
+    compressed,
+    dense,
+    moved,
+    place,
+    values_of,
+)
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
 Average, Sum, Min, Max, Product, Adasum = (
@@ -50,8 +60,8 @@ def allreduce(
             `tf.IndexedSlices`, whose rows may differ.
         average: deprecated: True is `op=hvd.Average`, False `op=hvd.Sum`. A string in its place is taken as the `name`,
             which comes second in `horovod.tensorflow.keras`.
-        device_dense: the device on which dense values are combined.
-        device_sparse: the device on which `tf.IndexedSlices` are gathered.
+        device_dense: the device on which dense values are combined; by default where they are.
+        device_sparse: the device on which `tf.IndexedSlices` are gathered; by default where they are.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average`, the default, `Sum`, `Min`, `Max`, `Product`, or with MPI `Adasum`. Integers are averaged as
             in Horovod: the sum is divided and truncated.
@@ -77,7 +87,8 @@ def allreduce(
     wanted = as_tensor(tensor)
     if isinstance(wanted, tf.IndexedSlices):
         return _rows(wanted, device_sparse, common)
-    return _horovod.allreduce(wanted, device_dense=device_dense, compression=Widened(compression), name=name, **common)
+    there = place(device_dense, [wanted])
+    return _horovod.allreduce(wanted, device_dense=there, compression=Widened(compression), name=name, **common)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -99,8 +110,8 @@ def grouped_allreduce(
     Args:
         tensors: as for `allreduce`; dtypes may be mixed.
         average: as for `allreduce`, like all others.
-        device_dense: the device on which dense values are combined.
-        device_sparse: the device on which `tf.IndexedSlices` are gathered.
+        device_dense: the device on which dense values are combined; by default where they are.
+        device_sparse: the device on which `tf.IndexedSlices` are gathered; by default where they are.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average` by default.
         prescale_factor: factor applied before the reduction.
@@ -122,8 +133,9 @@ def grouped_allreduce(
     common |= {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
 
     def reduce(group: list[tf.Tensor], own_name: str | None) -> list[tf.Tensor]:
+        there = place(device_dense, group)
         return _horovod.grouped_allreduce(
-            group, device_dense=device_dense, compression=Widened(compression), name=own_name, **common
+            group, device_dense=there, compression=Widened(compression), name=own_name, **common
         )
 
     wanted = [as_tensor(each) for each in tensors]
@@ -256,7 +268,7 @@ def reducescatter(
     Args:
         tensor: a list, array, tensor or variable, [length, ...], of the same shape and dtype on every rank. If P does
             not divide length, the first ranks get one row more.
-        device_dense: the device on which values are combined.
+        device_dense: the device on which values are combined; by default where they are.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average` or `hvd.Sum`.
         name: of the operation; by default derived from the tensor's.
@@ -277,7 +289,7 @@ def reducescatter(
     scatter = reduce_scatter.ReduceScatter(
         _sum_or_average(op), prescale_factor, postscale_factor, process_set, name, ignore_name_scope
     )
-    with tf.device(device_dense):
+    with tf.device(place(device_dense, wanted)):
         return compressed(wanted, Widened(compression), scatter.scatter)[0]
 
 
@@ -295,7 +307,7 @@ def grouped_reducescatter(
 
     Args:
         tensors: as for `reducescatter`; dtypes may be mixed.
-        device_dense: the device on which values are combined.
+        device_dense: the device on which values are combined; by default where they are.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average` or `hvd.Sum`.
         process_set: the ranks that take part.
@@ -316,8 +328,9 @@ def grouped_reducescatter(
         running = reduce_scatter.ReduceScatter(op, prescale_factor, postscale_factor, process_set, own_name, False)
         return compressed(group, Widened(compression), running.scatter)
 
-    with tf.device(device_dense):
-        return by_dtype([dense(each) for each in tensors], scatter, None)
+    wanted = [dense(each) for each in tensors]
+    with tf.device(place(device_dense, wanted)):
+        return by_dtype(wanted, scatter, None)
 
 
 def _rows(slices: tf.IndexedSlices, device: str, common: dict[str, Any]) -> tf.IndexedSlices:
@@ -325,7 +338,7 @@ def _rows(slices: tf.IndexedSlices, device: str, common: dict[str, Any]) -> tf.I
     dtype = slices.values.dtype
     sent = tf.cast(slices.values, tf.float32) if dtype == tf.bfloat16 else slices.values
     wide = tf.IndexedSlices(sent, slices.indices, slices.dense_shape)
-    reduced = _horovod.allreduce(wide, device_sparse=device, **common)
+    reduced = _horovod.allreduce(wide, device_sparse=place(device, [sent]), **common)
     if dtype != tf.bfloat16:
         return reduced
     return tf.IndexedSlices(tf.cast(reduced.values, dtype), reduced.indices, reduced.dense_shape)
