@@ -56,13 +56,8 @@ def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
 
 def averaged_gradients(optimizer: Any) -> _Gradients:
     """The object that averages the gradients of an optimizer; ValueError if there is none."""
-    found = attached.to(optimizer)
-    if not isinstance(found, _GradientsAveraged):
-        raise ValueError(
-            f"Expected an optimizer that averages gradients, got {type(optimizer).__name__}: wrap it with "
-            "hvd.averaging.GradientAveraging(optimizer, transport)."
-        )
-    return found.gradients
+    way = "hvd.averaging.GradientAveraging(optimizer, transport)"
+    return attached.required(optimizer, _GradientsAveraged, "averages gradients", way).gradients
 
 
 class _Gradients:

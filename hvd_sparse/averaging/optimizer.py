@@ -86,13 +86,8 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
 
 def averaged(optimizer: Any) -> Participant:
     """The object that averages an optimizer's models; ValueError if there is none."""
-    found = attached.to(optimizer)
-    if not isinstance(found, ModelsAveraged):
-        raise ValueError(
-            f"Expected an optimizer that averages models, got {type(optimizer).__name__}: wrap it with "
-            "hvd.averaging.ModelAveraging(optimizer)."
-        )
-    return found.participant
+    way = "hvd.averaging.ModelAveraging(optimizer)"
+    return attached.required(optimizer, ModelsAveraged, "averages models", way).participant
 
 
 class ModelsAveraged(Attached):

@@ -8,11 +8,13 @@ handles optimizers without knowing what takes part in their steps (hooks, callba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 
 from hvd_sparse.optimizers import slots
+
+Kind = TypeVar("Kind", bound="Attached")
 
 _PART = "_hvd_sparse_attached"
 # Attributes of the classes of optimizers to which something is attached.
@@ -213,6 +215,24 @@ def to(optimizer: Any) -> Attached | None:
     """What takes part in an optimizer's steps, also inside a loss-scaling one; None if nothing does."""
     inner = slots.without_loss_scaling(optimizer)
     return vars(inner).get(_PART) if isinstance(inner, keras.optimizers.Optimizer) else None
+
+
+def required(optimizer: Any, kind: type[Kind], does: str, way: str) -> Kind:
+    """What takes part in an optimizer's steps, of a kind.
+
+    Args:
+        optimizer: with or without loss scaling around it.
+        kind: the kind of part.
+        does: for the error message: what such an optimizer does, such as "averages models".
+        way: likewise: the call that makes one.
+
+    Raises:
+        ValueError: if there is no such part.
+    """
+    found = to(optimizer)
+    if not isinstance(found, kind):
+        raise ValueError(f"Expected an optimizer that {does}, got {type(optimizer).__name__}: wrap it with {way}.")
+    return found
 
 
 def _nothing(optimizer: keras.optimizers.Optimizer) -> None:

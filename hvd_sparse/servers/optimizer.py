@@ -152,13 +152,8 @@ def served(optimizer: Any) -> Participant:
     Raises:
         ValueError: if it does not run on servers.
     """
-    found = attached.to(optimizer)
-    if not isinstance(found, Served):
-        raise ValueError(
-            f"Expected an optimizer that runs on servers, got {type(optimizer).__name__}: make it with "
-            "hvd.servers.ShardedServers(optimizer)."
-        )
-    return found.participant
+    way = "hvd.servers.ShardedServers(optimizer)"
+    return attached.required(optimizer, Served, "runs on servers", way).participant
 
 
 class Served(Attached):

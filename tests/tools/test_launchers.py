@@ -1,8 +1,14 @@
 """The comparison of launchers: what it reads and what it compares; and one of them for real."""
 
+import contextlib
+import os
+import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import uuid
 
 import pytest
 
@@ -64,3 +70,31 @@ def test_one_launcher_trains_for_real():
     command = [sys.executable, "-m", "tools.launchers", "horovodrun", "--epochs", "2"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0 and "ok      horovodrun" in ended.stdout, ended.stdout + ended.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(hosts.unavailable() is not None, reason=str(hosts.unavailable()))
+def test_nothing_is_left_of_a_job_that_is_interrupted():
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "tools.launchers", "horovodrun", "--epochs", "50"]
+    running = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "MARK": mark}, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until = time.monotonic() + 300
+    while not any("keras_digits" in each for each in processes(mark)) and time.monotonic() < until:
+        time.sleep(0.1)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+    assert running.wait(60) == 128 + signal.SIGINT
+    while processes(mark) and time.monotonic() < until:  # the guard of the hosts ends last
+        time.sleep(0.1)
+    assert processes(mark) == []
+
+
+def processes(mark):
+    """The command lines of processes that have this mark in their environment, other than this one."""
+    found = []
+    for place in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if mark in (place / "environ").read_text() and place.name != str(os.getpid()):
+                found.append((place / "cmdline").read_text().replace("\0", " "))
+    return [each for each in found if each]

@@ -79,8 +79,8 @@ def main() -> int:
     unknown = [name for name in options.launchers if name not in JOBS]
     if unknown:
         parser.error(f"expected launchers from {', '.join(JOBS)}, got {unknown[0]}")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     results: dict[str, dict[str, str]] = {}
     failed = []
     for name in options.launchers or JOBS:

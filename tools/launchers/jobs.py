@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -94,20 +96,34 @@ def _run(
     hosts: Hosts, prefix: Sequence[str], command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     environment = {**os.environ, **QUIET, **variables, "PATH": hosts.path}
-    try:
-        ended = subprocess.run(
-            [*prefix, *command],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT,
-        )
-    except subprocess.TimeoutExpired as late:
-        printed = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-        raise JobError(f"{printed}\nThe job was still running after {LIMIT:g} s.") from None
-    if ended.returncode:
-        raise JobError(f"{ended.stdout}\nThe job ended with status {ended.returncode}.")
-    return ended.stdout
+    # In a session of its own, so that it can be ended with all that it has started on this machine.
+    with subprocess.Popen(
+        [*prefix, *command],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        try:
+            printed, _ = job.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            raise JobError(f"{_ended(job)}\nThe job was still running after {LIMIT:g} s.") from None
+        except BaseException:
+            _ended(job)
+            raise
+    if job.returncode:
+        raise JobError(f"{printed}\nThe job ended with status {job.returncode}.")
+    return printed
+
+
+def _ended(job: subprocess.Popen[str]) -> str:
+    """Ends a job with all that it has started on this machine; returns what it had printed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return job.communicate(timeout=5.0)[0]
+    return ""
