@@ -101,7 +101,7 @@ class Study:
         rates: the grid of learning rates.
         seeds: number of seeds of each arm; the first one tries all rates.
         ranks: numbers of ranks; the smallest tries all rates.
-        make: makes runs, as `averaging_runs.make`; None uses only those in the store.
+        make: makes runs, as `averaging/runs.make`; None uses only those in the store.
     """
 
     store: pathlib.Path

@@ -1,6 +1,6 @@
 """What one rank does for bench_convergence.py: python -m benchmarks.convergence.rank JOB.
 
-JOB is a JSON file: {"store": where rank 0 adds finished runs, "runs": [{the fields of `convergence_runs.Run`,
+JOB is a JSON file: {"store": where rank 0 adds finished runs, "runs": [{the fields of `runs.Run`,
 "settings": those of its model, "fingerprint"}, ...]}, all for one cluster. Consecutive runs on images that differ only
 in their seeds share one graph: weights, the optimizer's slots and the state of the exchange are reset, so that a run
 does not depend on those before it.

@@ -101,7 +101,7 @@ class Study:
         rates: the grid of learning rates.
         seeds: number of seeds of each arm.
         searched: number of seeds that try all rates.
-        make: makes runs, as `dropping_runs.make`; None uses only those in the store.
+        make: makes runs, as `dropping/runs.make`; None uses only those in the store.
     """
 
     store: pathlib.Path

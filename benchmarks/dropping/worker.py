@@ -1,6 +1,6 @@
 """One process of bench_dropping.py, which makes runs one after another: python -m benchmarks.dropping.worker JOB.
 
-JOB is a JSON file: {"store": where finished runs are added, "runs": [{the fields of `dropping_runs.Run`, "settings":
+JOB is a JSON file: {"store": where finished runs are added, "runs": [{the fields of `runs.Run`, "settings":
 those of its model, "fingerprint"}, ...]}.
 """
 
