@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -155,6 +156,8 @@ class Debian(System):
         else:
             self.outside("debootstrap", "--variant=minbase", self.suite, str(self.root), MIRROR)
         self.run(f"useradd --create-home --shell /bin/bash {USER}", user="root", folder="/")
+        # As Debian's installer does; Gloo asks for the address of the host's own name.
+        self.run(f"printf '%s\\n' '127.0.0.1 localhost' '127.0.1.1 {socket.gethostname()}' >/etc/hosts", "root", "/")
 
 
 def keep(command: Sequence[str], cleanup: contextlib.ExitStack) -> str:
