@@ -70,9 +70,13 @@ class Host:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as running:
             assert running.stdout is not None
-            for line in running.stdout:
-                seen(line)
-            return running.wait(LIMIT)
+            try:
+                for line in running.stdout:
+                    seen(line)
+                return running.wait(LIMIT)
+            except BaseException:
+                running.kill()  # what it has started inside ends with the system
+                raise
 
 
 class System(Host):
