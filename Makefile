@@ -31,7 +31,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n logical --maxprocesses 4 -
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
 
-demo: setup     ## 2 nodes of 2 ranks train on real images over slow links, DEMO_NETWORK=100mbit (3 minutes)
+demo: setup     ## 2 nodes of 2 ranks train on real images over slow links, DEMO_NETWORK=100mbit (4 minutes)
 	@$(RUN) -m examples.demo
 
 test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (twelve minutes on two cores)

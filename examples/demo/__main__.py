@@ -44,7 +44,7 @@ def main() -> None:
     rate, told = network()
     print(
         f"{NODES * LOCAL_SIZE} ranks on {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
-        f"{', '.join(RECIPES)} in turn; about three minutes on two cores.\n{told}",
+        f"{', '.join(RECIPES)} in turn; three to five minutes on two cores.\n{told}",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
