@@ -133,16 +133,17 @@ class Study:
 
         Makes the runs that are missing in the store.
         """
-        return Search(
-            self.store,
-            self.make,
-            self.rates,
-            self.searched,
-            lambda arm: self.seeds,
-            FOLLOWS,
-            self._run,
-            reports.best_rate,
-        ).outcomes(asked)
+        search = Search(
+            store=self.store,
+            make=self.make,
+            rates=self.rates,
+            searched=self.searched,
+            seeds=lambda arm: self.seeds,
+            follows=FOLLOWS,
+            run=self._run,
+            best=reports.best_rate,
+        )
+        return search.outcomes(asked)
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs, self.cluster)

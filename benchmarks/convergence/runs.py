@@ -115,11 +115,8 @@ def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster with threads as ranks, one process per core; RuntimeError if one fails."""
     ordered, cores = sorted(wanted, key=_turn), sorted(os.sched_getaffinity(0))[: len(wanted)]
     with tempfile.TemporaryDirectory() as folder:
-        dealt = [
-            write_job(ordered[number :: len(cores)], store, pathlib.Path(folder) / f"job{number}.json")
-            for number in range(len(cores))
-        ]
-        commands = [on_threads(job, core) for job, core in zip(dealt, cores, strict=True)]
+        paths = jobs.dealt(ordered, store, pathlib.Path(folder), len(cores))
+        commands = [on_threads(path, core) for path, core in zip(paths, cores, strict=True)]
         jobs.launch(commands, wanted[0].cluster.local)
 
 

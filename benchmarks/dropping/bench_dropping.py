@@ -116,16 +116,17 @@ class Study:
 
         Makes the runs that are missing in the store.
         """
-        return Search(
-            self.store,
-            self.make,
-            self.rates,
-            self.searched,
-            self.seeds.__getitem__,
-            FOLLOWS,
-            self._run,
-            reports.best_rate,
-        ).outcomes(asked)
+        search = Search(
+            store=self.store,
+            make=self.make,
+            rates=self.rates,
+            searched=self.searched,
+            seeds=self.seeds.__getitem__,
+            follows=FOLLOWS,
+            run=self._run,
+            best=reports.best_rate,
+        )
+        return search.outcomes(asked)
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs)

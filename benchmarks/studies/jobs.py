@@ -33,6 +33,11 @@ def write(ordered: Iterable[Any], store: pathlib.Path, path: pathlib.Path) -> pa
     return path
 
 
+def dealt(ordered: Sequence[Any], store: pathlib.Path, folder: pathlib.Path, count: int) -> list[pathlib.Path]:
+    """Writes job files among which runs are dealt out in turn; the others as for `write`."""
+    return [write(ordered[number::count], store, folder / f"job{number}.json") for number in range(count)]
+
+
 def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
     """Makes runs in one process per core, dealt out in turn; RuntimeError if one fails.
 
@@ -43,11 +48,8 @@ def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
     """
     workers = min(len(os.sched_getaffinity(0)), len(ordered))
     with tempfile.TemporaryDirectory() as folder:
-        dealt = [
-            write(ordered[number::workers], store, pathlib.Path(folder) / f"job{number}.json")
-            for number in range(workers)
-        ]
-        launch([[sys.executable, "-m", worker, str(job)] for job in dealt], local=1)
+        paths = dealt(ordered, store, pathlib.Path(folder), workers)
+        launch([[sys.executable, "-m", worker, str(path)] for path in paths], local=1)
 
 
 def launch(commands: Sequence[Sequence[str]], local: int) -> None:

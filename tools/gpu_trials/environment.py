@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools import overlay
+from tools.overlay import ROOT
+
 SOURCES = Path(__file__).with_name("driver")
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link", "tools")
 # What TensorFlow looks functions up in when it starts, by its name at run time. That of the runtime is NVIDIA's own:
@@ -58,18 +58,9 @@ def made(folder: Path) -> Environment:
     Raises:
         RuntimeError: if it cannot be made.
     """
-    python, complete = folder / "bin" / "python", folder / "complete"
-    if not complete.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        print(f"Making {folder}: TensorFlow for GPUs is a download of 600 MB", flush=True)
-        _run(sys.executable, "-m", "venv", folder)
-        beneath = Path(sysconfig.get_path("purelib"))
-        (_packages(folder) / "beneath.pth").write_text(f"{beneath}\n")  # after its own packages, which therefore win
-        wanted = ("tensorflow==2.21.0", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12")
-        _run(python, "-m", "pip", "install", "--quiet", "--no-deps", *wanted)
-        complete.touch()
+    python = overlay.made(folder, "TensorFlow for GPUs is a download of 600 MB", _install)
     libraries, sources = folder / "driver", folder / "sources"
-    _build(_packages(folder) / "tensorflow", libraries)
+    _build(overlay.packages(folder) / "tensorflow", libraries)
     shutil.rmtree(sources, ignore_errors=True)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("_cuda.*", "__pycache__"))
@@ -79,9 +70,7 @@ def made(folder: Path) -> Environment:
 
 def default() -> Path:
     """The folder of the environment, beside the cached wheels."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(os.environ.get("HVD_SPARSE_CACHE") or f"{caches}/hvd_sparse")
-    return cache / f"gpu-trials-{sysconfig.get_python_version()}"
+    return overlay.default("gpu-trials")
 
 
 def add_nccl(environment: Environment) -> str | None:
@@ -96,8 +85,9 @@ def add_nccl(environment: Environment) -> str | None:
     return done.stderr if done.returncode else None
 
 
-def _packages(folder: Path) -> Path:
-    return folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+def _install(python: Path) -> None:
+    wanted = ("tensorflow==2.21.0", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12")
+    overlay.run(python, "-m", "pip", "install", "--quiet", "--no-deps", *wanted)
 
 
 def _build(tensorflow: Path, folder: Path) -> None:
@@ -108,9 +98,9 @@ def _build(tensorflow: Path, folder: Path) -> None:
         stubs.write_text(_stubs(tensorflow))
     headers = tensorflow / "include" / "third_party" / "gpus" / "cuda" / "include"
     library = folder / "libtrial.so"
-    _run("gcc", "-w", "-O1", "-fPIC", "-c", stubs, "-o", folder / "stubs.o")
+    overlay.run("gcc", "-w", "-O1", "-fPIC", "-c", stubs, "-o", folder / "stubs.o")
     sources = sorted(SOURCES.glob("*.cc"))
-    _run(
+    overlay.run(
         *("g++", "-std=c++17", "-O1", "-Wall", "-fPIC", "-shared", "-pthread", f"-I{headers}"),
         *(*sources, folder / "stubs.o", "-o", library, "-ldl"),
     )
@@ -131,12 +121,3 @@ def _stubs(tensorflow: Path) -> str:
         fails = int(_UNSUPPORTED.match(name) is not None)
         lines.append(f'__attribute__((weak)) int {name}() {{ return trial_stub("{name}", {fails}); }}')
     return "\n".join([*lines, ""])
-
-
-def _run(*command: str | Path) -> None:
-    try:
-        subprocess.run(command, check=True)
-    except subprocess.CalledProcessError as failed:
-        raise RuntimeError(
-            f"{' '.join(map(str, command))} ended with status {failed.returncode}; its error stands above."
-        ) from None
