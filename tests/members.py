@@ -13,6 +13,7 @@ import tensorflow as tf
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator, Hierarchical
 from hvd_sparse.compression.base import Coded, Compressor
+from hvd_sparse.compression.block import Block
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.held import HeldThreshold
 from hvd_sparse.compression.momentum import MomentumCorrection
@@ -20,7 +21,7 @@ from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits, 
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
-from hvd_sparse.spec import LocalOptimizer, Spec
+from hvd_sparse.spec import LocalOptimizer, Spec, parts
 from hvd_sparse.transport.communicator import Grid
 from tests import simulation
 from tests.simulation import Momentum, Shape
@@ -37,6 +38,9 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "HeldThreshold": HeldThreshold,
     "ErrorFeedback(HeldThreshold)": lambda density, wire: ErrorFeedback(HeldThreshold(density, wire, life=3)),
     "Quantized(HeldThreshold)": lambda density, wire: Quantized(HeldThreshold(density, wire, life=1), QSGD(4)),
+    "Block": lambda density, wire: Block(_count_of(density), wire),
+    "ErrorFeedback(Block)": lambda density, wire: ErrorFeedback(Block(_count_of(density), wire)),
+    "ErrorFeedback(Block), Quantized": lambda density, wire: ErrorFeedback(Block(_count_of(density), wire, TwoBits())),
     "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
     "BucketTopK": lambda density, wire: BucketTopK(*_in_buckets(density, 100), wire),
@@ -53,7 +57,8 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
         Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
     ),
 }
-BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name]  # the others keep k elements of each bucket
+# The others keep k elements of each bucket, or one of a number of blocks.
+BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name and "Block" not in name]
 WITH_TIES = [name for name in COMPRESSORS if "HeldThreshold" in name]  # send all of equal magnitude, but no zeros
 ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # these send codes instead of values in the wire dtype
 
@@ -178,6 +183,21 @@ def _dropping(quantizer: Quantizer, simulated, **options) -> Recipe:
     )
 
 
+def _count_of(density: float) -> int:
+    return max(1, round(1 / density))
+
+
+def _blocks(bits: int | None) -> Recipe:
+    def made(density, wire):
+        return recipes.blocks(_count_of(density), bits, "float32" if bits else wire)
+
+    def simulated(shape, size, density, dtype, wire):
+        coder = next(part for part in parts(made(density, wire)) if isinstance(part, Block)).coder
+        return simulation.Blocks(shape, size, _count_of(density), coder, dtype)
+
+    return Recipe(made, simulated, True, wires=bits is None, exact=bits is None)
+
+
 def _dct(shape, size, density, dtype, wire):
     return simulation.Flat(shape, size, simulation.Held(life=2), density, dtype, wire)
 
@@ -253,6 +273,10 @@ AGGREGATORS: dict[str, Recipe] = {
         True,
         wires=False,
     ),
+    "blocks": _blocks(None),
+    "blocks-one_bit": _blocks(1),
+    "blocks-two_bits": _blocks(2),
+    "blocks-four_bits": _blocks(4),
     "sparcml_buckets": Recipe(
         lambda density, wire: recipes.sparcml_buckets(*_in_buckets(density, 20)), _rounded_buckets, True, False, False
     ),

@@ -7,6 +7,7 @@ from hvd_sparse.aggregators.dense_below import DenseBelow
 from hvd_sparse.aggregators.hierarchical import Hierarchical
 from hvd_sparse.aggregators.local_steps import LocalSteps, Outer
 from hvd_sparse.aggregators.mean import Mean
+from hvd_sparse.aggregators.rotating_blocks import RotatingBlocks
 from hvd_sparse.aggregators.schedule import Schedule
 from hvd_sparse.aggregators.sparcml_algorithm1 import SparCMLAlgorithm1
 from hvd_sparse.aggregators.sparse_allreduce import SparseAllReduce
@@ -24,6 +25,7 @@ __all__ = [
     "LocalSteps",
     "Mean",
     "Outer",
+    "RotatingBlocks",
     "Schedule",
     "SparCMLAlgorithm1",
     "SparseAllReduce",

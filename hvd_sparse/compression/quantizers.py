@@ -81,6 +81,20 @@ class Quantizer(abc.ABC):
                 finite, or an index is outside all matrices.
         """
 
+    def encode_rows(self, values: tf.Tensor, seed: Number) -> tuple[tf.Tensor, tf.Tensor]:
+        """Encodes the rows of a matrix, each by itself; only if `by_place` is False.
+
+        Args:
+            values: [rows, n] float32, finite.
+            seed: that of the first row; each further row has the next one.
+
+        Returns:
+            Codes [rows, code_bytes(n)] uint8 and scales [rows, scale_count(n)] float32.
+        """
+        coded = [self.encode(row, seed + number) for number, row in enumerate(tf.unstack(values))]
+        codes, scales = zip(*coded, strict=True)
+        return tf.stack(codes), tf.stack(scales)
+
     def decode_rows(self, codes: tf.Tensor, scales: tf.Tensor, count: Number) -> tf.Tensor:
         """Decodes the values of several senders with equally many each; only if `by_place` is False.
 
@@ -94,6 +108,38 @@ class Quantizer(abc.ABC):
         """
         rows = zip(tf.unstack(codes), tf.unstack(scales), strict=True)
         return tf.concat([self.decode(*row, count) for row in rows], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Quantizer):
+    """Casts values to a dtype of 16 or 32 bits, without scales.
+
+    Attributes:
+        dtype: "float32", "float16" or "bfloat16".
+    """
+
+    disk_name = "Plain"
+    dtype: str = "float32"
+
+    @property
+    def headroom(self) -> float:  # type: ignore[override]
+        """How much larger float32's largest number is than the dtype's."""
+        return tf.float32.max / float(tf.as_dtype(self.dtype).max)
+
+    def code_bytes(self, count):
+        return count * tf.as_dtype(self.dtype).size
+
+    def scale_count(self, count):
+        return 0
+
+    def encode(self, values, seed, where=None):
+        codes = tf.bitcast(tf.cast(values, self.dtype), tf.uint8)
+        return tf.reshape(codes, [-1]), tf.zeros([0], tf.float32)
+
+    def decode(self, codes, scales, count, where=None):
+        dtype = tf.as_dtype(self.dtype)
+        rows = tf.reshape(codes, tf.stack([tf.cast(count, tf.int32), dtype.size]))
+        return tf.cast(tf.bitcast(rows, dtype), tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +212,20 @@ class QSGD(Quantizer):
         return ops.library().hvd_dequantize(
             codes=codes, scales=scales, count=_integer(count), bits=self.bits, bucket=self.bucket
         )
+
+    def encode_rows(self, values: tf.Tensor, seed: Number) -> tuple[tf.Tensor, tf.Tensor]:
+        """Encodes the rows of a matrix, each by itself; only if `by_place` is False.
+
+        Args:
+            values: [rows, n] float32, finite.
+            seed: that of the first row; each further row has the next one.
+
+        Returns:
+            Codes [rows, code_bytes(n)] uint8 and scales [rows, scale_count(n)] float32.
+        """
+        coded = [self.encode(row, seed + number) for number, row in enumerate(tf.unstack(values))]
+        codes, scales = zip(*coded, strict=True)
+        return tf.stack(codes), tf.stack(scales)
 
     def decode_rows(self, codes, scales, count):
         """Decodes all senders in one call, after padding every sender's last bucket."""

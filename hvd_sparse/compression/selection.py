@@ -63,6 +63,16 @@ class Steps(tf.Module):
         return ((self.step, self.step + 1),)
 
 
+def rounding_seed(base: int, spec: Spec, step: tf.Tensor) -> tf.Tensor:
+    """The seed of stochastic rounding, [] int64: different for each step, vector and rank, the same on a resumed run.
+
+    It is base + 2^48 * rank + 2^32 * number of the vector + step, modulo 2^64. With the same seed on all ranks, their
+    errors would not cancel.
+    """
+    offset = (base + (spec.grid.world.world_rank << 48) + (spec.number << 32)) % 2**64
+    return step + (offset - 2**64 if offset >= 2**63 else offset)
+
+
 def slices_of(values: tf.Tensor, indices: tf.Tensor, size: int) -> tf.IndexedSlices:
     """The elements of a vector [size] that are sent."""
     return tf.IndexedSlices(values, indices, tf.constant([size], tf.int32))

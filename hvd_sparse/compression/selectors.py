@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection, Wrapper
+from hvd_sparse.compression.block import Block as Block
 from hvd_sparse.compression.held import HeldThreshold as HeldThreshold
 from hvd_sparse.compression.quantizers import Quantizer, Where
 from hvd_sparse.compression.selection import (
@@ -17,6 +18,7 @@ from hvd_sparse.compression.selection import (
     check_wire_dtype,
     kept_count,
     or_zeros,
+    rounding_seed,
     slices_of,
 )
 from hvd_sparse.compression.thresholds import SampledThreshold as SampledThreshold
@@ -212,16 +214,6 @@ def harmless(selection: Selection) -> tf.Tensor:
     """The values [k] float32, safe to compute with: all are zero if there is a culprit."""
     values = tf.cast(selection.slices.values, tf.float32)
     return tf.where(selection.culprit == 0, values, tf.zeros_like(values))
-
-
-def rounding_seed(base: int, spec: Spec, step: tf.Tensor) -> tf.Tensor:
-    """The seed of stochastic rounding, [] int64: different for each step, vector and rank, the same on a resumed run.
-
-    It is base + 2^48 * rank + 2^32 * number of the vector + step, modulo 2^64. With the same seed on all ranks, their
-    errors would not cancel.
-    """
-    offset = (base + (spec.grid.world.world_rank << 48) + (spec.number << 32)) % 2**64
-    return step + (offset - 2**64 if offset >= 2**63 else offset)
 
 
 class _Rounding(tf.Module):

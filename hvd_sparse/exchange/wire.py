@@ -22,7 +22,7 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
     """
     if not isinstance(part, (Aggregator, Compressor)):
         return part
-    if "wire_dtype" in components(part):
+    if "wire_dtype" in components(part) and not part.has_own_code:
         return _replaced(part, wire_dtype)
     if part.has_own_code or not any(isinstance(each, (Aggregator, Compressor)) for each in list(parts(part))[1:]):
         raise ValueError(

@@ -1,0 +1,182 @@
+"""Block: one of several interleaved blocks of a vector in each step, in turn, the same on all senders."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.compression.base import Coded, Compressor, Selection
+from hvd_sparse.compression.quantizers import Plain, Quantizer
+from hvd_sparse.compression.selection import Steps, check_wire_dtype, rounding_seed, slices_of
+from hvd_sparse.spec import Spec
+
+
+class Deal(NamedTuple):
+    """How the elements of a vector are dealt out to blocks.
+
+    The vector is cut into pieces of `longest` elements, the last ones shorter or empty (`spec.shards`), and the elements
+    of each piece are dealt out to the blocks one by one. What a block has of a piece is padded with zeros to `each`.
+
+    Attributes:
+        size: elements of the vector.
+        pieces: at least 1.
+        blocks: how many were asked for, at least 1; there are `cycle`, so that none is empty where pieces are short.
+    """
+
+    size: int
+    pieces: int
+    blocks: int
+
+    @property
+    def longest(self) -> int:
+        """The elements of the longest piece."""
+        return -(-self.size // self.pieces)
+
+    @property
+    def each(self) -> int:
+        """The elements of one block in one piece, with padding."""
+        return -(-self.longest // self.blocks)
+
+    @property
+    def cycle(self) -> int:
+        """The number of blocks, and of steps until all elements had their turn."""
+        return -(-self.longest // self.each)
+
+    def turn(self, step: tf.Tensor) -> tf.Tensor:
+        """The block whose turn it is, [] int64."""
+        return step % self.cycle
+
+    def cut(self, vector: tf.Tensor) -> tf.Tensor:
+        """A vector [at most size] as [pieces, each, cycle]; the last dimension is the block."""
+        whole = tf.pad(vector, [[0, self.pieces * self.longest - vector.shape[0]]])
+        rows = tf.reshape(whole, [self.pieces, self.longest])
+        padded = tf.pad(rows, [[0, 0], [0, self.each * self.cycle - self.longest]])
+        return tf.reshape(padded, [self.pieces, self.each, self.cycle])
+
+    def joined(self, dealt: tf.Tensor) -> tf.Tensor:
+        """The vector [size] of which `cut` made [pieces, each, cycle]."""
+        rows = tf.reshape(dealt, [self.pieces, self.each * self.cycle])[:, : self.longest]
+        return tf.reshape(rows, [-1])[: self.size]
+
+    def block(self, dealt: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+        """One block, [pieces, each]."""
+        return tf.gather(dealt, turn, axis=2)
+
+    def with_block(self, dealt: tf.Tensor, turn: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        """A copy of `dealt` with other values, [pieces, each], in one block."""
+        return tf.where(tf.range(self.cycle, dtype=tf.int64) == turn, values[:, :, tf.newaxis], dealt)
+
+    def places(self, turn: tf.Tensor) -> tf.Tensor:
+        """The index in the vector of each element of a block, [pieces, each] int32; -1 where it is padding."""
+        return self.block(self.cut(tf.range(1, self.size + 1)), turn) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Compressor):
+    """One of several interleaved blocks of the vector, another one in each step, the same on all senders.
+
+    As all senders send the same elements, nobody has to be told their positions, and nothing waits for longer than it
+    takes until its block has its turn. Relatives: globally random blocks (CSER, Xie et al. 2020).
+
+    The vector is dealt out by a `Deal` with a piece for each sender. What the block has of a piece is encoded by itself,
+    since `RotatingBlocks` sends each piece to another rank: `coded` of the selection has a row for each.
+
+    Attributes:
+        blocks: how many there are, at least 1; in each step one is sent.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel if there is no quantizer.
+        quantizer: encodes values in fewer bits; the rounding error stays in the residual.
+        seed: seed of the quantizer's rounding; it advances with the step and differs between vectors and ranks.
+    """
+
+    disk_name = "Block"
+    blocks: int
+    wire_dtype: str = "float32"
+    quantizer: Quantizer | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if isinstance(self.blocks, bool) or not isinstance(self.blocks, int) or self.blocks < 1:
+            raise ValueError(f"Expected blocks to be a whole number of at least 1, got {self.blocks!r}: 3 sends a third.")
+        check_wire_dtype(self.wire_dtype)
+        if self.quantizer is not None and self.wire_dtype != "float32":
+            raise ValueError(
+                f"Expected a wire_dtype or a quantizer, got {self.wire_dtype!r} and {self.quantizer!r}: pass only one."
+            )
+        if self.quantizer is not None and self.quantizer.by_place:
+            raise ValueError(f"Expected a quantizer whose scales do not depend on places, got {self.quantizer!r}.")
+
+    @property
+    def has_own_code(self) -> bool:  # type: ignore[override]
+        """True if there is a quantizer."""
+        return self.quantizer is not None
+
+    @property
+    def share(self) -> float:
+        """One block's share of the vector."""
+        return 1.0 / self.blocks
+
+    @property
+    def coder(self) -> Quantizer:
+        """The quantizer, or what casts values to the wire dtype."""
+        return self.quantizer or Plain(self.wire_dtype)
+
+    def create(self, spec: Spec) -> tf.Module:
+        return Turns(spec)
+
+    def count(self, size):
+        """The elements of the first block, if the vector is one piece."""
+        return -(-size // self.blocks)
+
+    def at_density(self, density):
+        """The same compressor with the number of blocks whose share comes closest to the density."""
+        return dataclasses.replace(self, blocks=max(1, round(1.0 / density)))
+
+    def compress(self, parts, state, residual=None):
+        total, culprit = ops.sum_parts(parts)
+        total = total if residual is None else total + residual
+        deal = state.deal(self.blocks)
+        turn, dealt = deal.turn(state.step), deal.cut(total)
+        values = deal.block(dealt, turn)
+        finite = _finite(total) & _finite(values * self.coder.headroom)
+        values = tf.where(finite, values, 0.0)
+        seed = rounding_seed(self.seed, state.spec, state.step * deal.pieces)
+        codes, scales = self.coder.encode_rows(values, seed)
+        decoded = tf.reshape(self.coder.decode_rows(codes, scales, deal.each), values.shape)
+        return Selection(
+            slices=self._slices(decoded, deal, turn),
+            residual=deal.joined(deal.with_block(dealt, turn, values - decoded)),
+            culprit=tf.where((culprit == 0) & ~finite, tf.shape(parts)[0] + 1, culprit),
+            updates=state.next_step(),
+            coded=Coded(codes, scales, self.coder),
+        )
+
+    def _slices(self, decoded: tf.Tensor, deal: Deal, turn: tf.Tensor) -> tf.IndexedSlices:
+        values, places = tf.reshape(tf.cast(decoded, self.wire_dtype), [-1]), tf.reshape(deal.places(turn), [-1])
+        if deal.pieces * deal.each * deal.cycle > deal.size:
+            found = places >= 0
+            values, places = tf.boolean_mask(values, found), tf.boolean_mask(places, found)
+        return slices_of(values, places, deal.size)
+
+
+def _finite(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(values))
+
+
+class Turns(Steps):
+    """The state of `Block` for a vector: the number of blocks sent so far."""
+
+    def __init__(self, spec: Spec):
+        super().__init__(spec)
+        self.spec = spec
+
+    def deal(self, blocks: int) -> Deal:
+        """How the vector is dealt out to so many blocks."""
+        return Deal(self.spec.size, self.spec.senders, blocks)
+
+
+def turns_of(state: tf.Module) -> Turns:
+    """The state of the `Block` in the state of a compressor around it."""
+    return next(each for each in (state, *state.submodules) if isinstance(each, Turns))
