@@ -23,7 +23,7 @@ from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
 from hvd_sparse.spec import LocalOptimizer, Spec, parts
 from hvd_sparse.transport.communicator import Grid
-from tests import simulation
+from tests import simulated_blocks, simulation
 from tests.simulation import Momentum, Shape
 
 MOMENTUM = 0.5
@@ -193,7 +193,7 @@ def _blocks(bits: int | None) -> Recipe:
 
     def simulated(shape, size, density, dtype, wire):
         coder = next(part for part in parts(made(density, wire)) if isinstance(part, Block)).coder
-        return simulation.Blocks(shape, size, _count_of(density), coder, dtype)
+        return simulated_blocks.Blocks(shape, size, _count_of(density), coder, dtype)
 
     return Recipe(made, simulated, True, wires=bits is None, exact=bits is None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ from hvd_sparse.aggregators.base import AggregatorState
 from hvd_sparse.aggregators.compressed import Compressed, Held
 from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Reduced, Update, attended, blame, nothing
-from hvd_sparse.compression.base import Coded
+from hvd_sparse.compression.base import Selection
 from hvd_sparse.compression.block import Block, Deal, turns_of
 from hvd_sparse.compression.quantizers import Quantizer
 from hvd_sparse.compression.selection import rounding_seed
@@ -25,15 +25,20 @@ class _Owning(AggregatorState):
     """The compressor's state, and the rounding error of the piece of the vector that this rank owns.
 
     Attributes:
-        error: [size of the piece] float32; None for a single rank, which sends nothing.
+        piece: the shard of the vector that this rank owns.
+        error: [piece.size] float32; it stays 0 on a single rank, which sends nothing.
     """
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module):
         super().__init__(spec, communicator, inner)
         self.piece = own_shard(spec.size, communicator)
-        self.error: tf.Variable | None = None
-        if communicator.size > 1:
-            self.error = tf.Variable(tf.zeros([self.piece.size]), trainable=False, name=f"{spec.name}_error")
+        self.error = tf.Variable(tf.zeros([self.piece.size]), trainable=False, name=f"{spec.name}_error")
+
+    @property
+    def kept(self) -> tf.Tensor:
+        """The rounding error at its place in the vector, [size] float32."""
+        after = self.spec.size - self.piece.offset - self.piece.size
+        return tf.pad(self.error.read_value(), [[self.piece.offset, after]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +47,8 @@ class RotatingBlocks(Compressed):
 
     Rank r owns the r-th of P pieces of the vector. It receives what the block has of its piece from all ranks, in few
     bits, adds it up in rank order with the rounding error that it has kept, encodes the sum, keeps the new error, and
-    sends the codes to all. So all ranks decode the same bits, nothing but rounding is lost, and what travels is the same
-    for any P: no positions, and no contributions of others that a rank passes on.
+    sends the codes to all. So all ranks decode the same bits, nothing but rounding is lost, and what a rank sends does
+    not grow with P: there are no positions, and none of the other ranks' contributions to be passed on.
 
     Attributes:
         compressor: an `ErrorFeedback(Block(...))`, which may be in a `LocalUpdates` or `MomentumCorrection`.
@@ -59,7 +64,7 @@ class RotatingBlocks(Compressed):
         if not any(isinstance(each, Block) for each in parts(self.compressor)):
             raise ValueError(
                 f"RotatingBlocks sends a Block without positions, got {self.compressor!r}: write "
-                "RotatingBlocks(ErrorFeedback(Block(...))), or Compressed(...) for selections that differ between ranks."
+                "RotatingBlocks(ErrorFeedback(Block(...))), or Compressed(...) for what differs between ranks."
             )
 
     def reduce(self, parts, divisor, state):
@@ -71,9 +76,7 @@ class RotatingBlocks(Compressed):
         selection = self.compressor.compress(parts.rows, state.inner)
         written, asking = reports.averaged(selection, self.compressor, state)
         counted = CountingCommunicator(state.communicator, spec.grid)
-        total, invalid, updates = self._through_owners(
-            selection.coded, selection.culprit != 0, step, counted, state
-        )
+        total, invalid, updates = self._through_owners(selection, step, counted, state)
         return Reduced(
             total=tf.cast(tf.math.divide_no_nan(total, float(divisor)), spec.dtype),
             culprit=blame(selection.culprit, parts.sources, spec.grid),
@@ -85,11 +88,10 @@ class RotatingBlocks(Compressed):
         )
 
     def residual(self, state):
-        return super().residual(state) + _error(state)
+        return super().residual(state) + state.kept
 
     def restored(self, state, residual):
-        cleared = () if state.error is None else (Update(state.error, tf.zeros_like(state.error)),)
-        return (*super().restored(state, residual), *cleared)
+        return (*super().restored(state, residual), Update(state.error, tf.zeros_like(state.error)))
 
     def at_density(self, density):
         return dataclasses.replace(self, compressor=self.compressor.at_density(density))
@@ -107,15 +109,16 @@ class RotatingBlocks(Compressed):
         return _Owning(spec, communicator, self.compressor.create(spec))
 
     def _through_owners(
-        self, coded: Coded, faulty: tf.Tensor, step: tf.Tensor, counted: CountingCommunicator, state: _Owning
+        self, selection: Selection, step: tf.Tensor, counted: CountingCommunicator, state: _Owning
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[Update, ...]]:
         """The sum [size] float32, whether any rank's part is invalid, and the updates of the owner's state."""
         block = next(each for each in parts(self.compressor) if isinstance(each, Block))
         deal = turns_of(state.inner).deal(block.blocks)
         turn, parcel = deal.turn(step), _Parcel(block.coder, deal.each)
-        rows = parcel.packed(coded.codes, coded.scales, faulty)
+        coded: Any = selection.coded
+        rows = parcel.packed(coded.codes, coded.scales, selection.culprit != 0)
         updates: tuple[Update, ...] = ()
-        if state.error is not None:
+        if counted.size > 1:
             name = f"{state.spec.name}.blocks"
             arrived = counted.alltoall(tf.reshape(rows, [-1]), [parcel.bytes] * counted.size, f"{name}.to_owners")
             own, error = self._summed(arrived, parcel, deal, step, state)
@@ -148,7 +151,7 @@ class HeldBlocks(Held):
     disk_name = "HeldBlocks"
 
     def residual(self, state):
-        return super().residual(state) + _error(state)
+        return super().residual(state) + state.kept
 
     def restored(self, state, residual):
         return RotatingBlocks(self.compressor).restored(state, residual)
@@ -159,16 +162,16 @@ class _Parcel(NamedTuple):
 
     Attributes:
         coder: what encodes the part.
-        count: its number of values.
+        each: its number of values.
     """
 
     coder: Quantizer
-    count: int
+    each: int
 
     @property
     def lengths(self) -> list[int]:
         """The bytes of the codes, of the scales, and of the mark."""
-        return [self.coder.code_bytes(self.count), 4 * self.coder.scale_count(self.count), 1]
+        return [self.coder.code_bytes(self.each), 4 * self.coder.scale_count(self.each), 1]
 
     @property
     def bytes(self) -> int:
@@ -182,16 +185,8 @@ class _Parcel(NamedTuple):
         return tf.concat([codes, scaled, tf.fill([rows, 1], tf.cast(invalid, tf.uint8))], 1)
 
     def opened(self, parcels: tf.Tensor, rows: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """The values [rows, count] in parcels that lie one after another, and whether any is marked."""
+        """The values [rows, each] in parcels that lie one after another, and whether any is marked."""
         codes, scales, marks = tf.split(tf.reshape(parcels, [rows, self.bytes]), self.lengths, axis=1)
         scales = tf.bitcast(tf.reshape(scales, [rows, self.lengths[1] // 4, 4]), tf.float32)
-        values = self.coder.decode_rows(codes, scales, self.count)
-        return tf.reshape(values, [rows, self.count]), tf.reduce_any(marks != 0)
-
-
-def _error(state: _Owning) -> tf.Tensor:
-    """The rounding error of this rank's piece in the whole vector, [size] float32."""
-    if state.error is None:
-        return tf.zeros([state.spec.size])
-    after = state.spec.size - state.piece.offset - state.piece.size
-    return tf.pad(state.error.read_value(), [[state.piece.offset, after]])
+        values = self.coder.decode_rows(codes, scales, self.each)
+        return tf.reshape(values, [rows, self.each]), tf.reduce_any(marks != 0)

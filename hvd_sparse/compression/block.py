@@ -17,8 +17,9 @@ from hvd_sparse.spec import Spec
 class Deal(NamedTuple):
     """How the elements of a vector are dealt out to blocks.
 
-    The vector is cut into pieces of `longest` elements, the last ones shorter or empty (`spec.shards`), and the elements
-    of each piece are dealt out to the blocks one by one. What a block has of a piece is padded with zeros to `each`.
+    The vector is cut into pieces of `longest` elements, the last ones shorter or empty (`spec.shards`), and the
+    elements of each piece are dealt out to the blocks one by one. What a block has of a piece is padded with zeros to
+    `each`.
 
     Attributes:
         size: elements of the vector.
@@ -81,8 +82,8 @@ class Block(Compressor):
     As all senders send the same elements, nobody has to be told their positions, and nothing waits for longer than it
     takes until its block has its turn. Relatives: globally random blocks (CSER, Xie et al. 2020).
 
-    The vector is dealt out by a `Deal` with a piece for each sender. What the block has of a piece is encoded by itself,
-    since `RotatingBlocks` sends each piece to another rank: `coded` of the selection has a row for each.
+    The vector is dealt out by a `Deal` with a piece for each sender. What the block has of a piece is encoded by
+    itself, since `RotatingBlocks` sends each piece to another rank: `coded` of the selection has a row for each.
 
     Attributes:
         blocks: how many there are, at least 1; in each step one is sent.
@@ -99,7 +100,9 @@ class Block(Compressor):
 
     def __post_init__(self):
         if isinstance(self.blocks, bool) or not isinstance(self.blocks, int) or self.blocks < 1:
-            raise ValueError(f"Expected blocks to be a whole number of at least 1, got {self.blocks!r}: 3 sends a third.")
+            raise ValueError(
+                f"Expected blocks to be a whole number of at least 1, got {self.blocks!r}: 3 sends a third."
+            )
         check_wire_dtype(self.wire_dtype)
         if self.quantizer is not None and self.wire_dtype != "float32":
             raise ValueError(
@@ -131,7 +134,9 @@ class Block(Compressor):
         return -(-size // self.blocks)
 
     def at_density(self, density):
-        """The same compressor with the number of blocks whose share comes closest to the density."""
+        """The same with as many blocks as come closest to the density; at 1 all is sent unrounded, as a dense step."""
+        if density == 1.0:
+            return dataclasses.replace(self, blocks=1, quantizer=None)
         return dataclasses.replace(self, blocks=max(1, round(1.0 / density)))
 
     def compress(self, parts, state, residual=None):
