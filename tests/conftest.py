@@ -30,7 +30,7 @@ import hypothesis  # noqa: E402 - TensorFlow reads the environment when it is fi
 import pytest  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 
-from tests import budget  # noqa: E402
+from tests import budget, shares  # noqa: E402
 
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=12, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
@@ -98,6 +98,10 @@ def pytest_collection_modifyitems(items):
 
     A property is not tested on few examples if the same run, or the same tier, tests it on all.
     """
+    share = shares.Shares()
+    for item in items:
+        if tier(item) == "quick" and not share.is_quick(_function(item)):
+            item.add_marker(pytest.mark.thorough)
     repeated = [item for item in items if _has_few_examples(item)]
     repeated = {item for item in repeated if not item.config.getoption("markexpr") or tier(item) == "thorough"}
     items[:] = [item for item in items if item not in repeated]
@@ -142,8 +146,11 @@ def _group(item):
         return item.callspec.params["case"].group
     if _shares_a_fixture(item):
         return _file(item)
-    function = item.nodeid.partition("[")[0]
-    return function if item.cls is None else function.rpartition("::")[0]
+    return _function(item) if item.cls is None else _function(item).rpartition("::")[0]
+
+
+def _function(item):
+    return item.nodeid.partition("[")[0]
 
 
 def _shares_a_fixture(item):

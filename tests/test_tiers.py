@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import budget, conftest
+from tests import budget, conftest, shares
 from tests.members import AGGREGATORS
 from tests.parallel import cases
 
@@ -107,6 +107,26 @@ def test_cases_that_share_a_launch_are_of_one_tier_and_number_of_ranks():
     for case in CASES:
         groups.setdefault(case.group, set()).add((case.ranks, case.quick, case.launch))
     assert all(len(kinds) == 1 for kinds in groups.values())
+
+
+# ---- the shares of the quick tier ----
+
+
+def test_of_a_family_one_test_in_n_is_quick_or_none():
+    share = shares.Shares()
+    never, third = (next(family for family, each in shares.ONE_IN.items() if each == n) for n in (shares.NONE, 3))
+    assert [share.is_quick(third) for _ in range(6)] == [True, False, False] * 2
+    assert not any(share.is_quick(never) for _ in range(3))
+    assert all(share.is_quick("tests/test_a.py::test_of_no_family") for _ in range(3))
+
+
+@pytest.mark.parametrize("family", shares.ONE_IN)
+def test_a_family_that_is_listed_is_there(family):
+    if "::" not in family:
+        assert any(case.name.partition("[")[0] == family for case in CASES)
+        return
+    path, *_, function = family.split("::")
+    assert f"def {function}(" in (conftest.ROOT / path).read_text()
 
 
 # ---- the budget ----

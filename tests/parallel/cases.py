@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tests import shares
+
 RANKS = (1, 2, 3, 4, 6)
 LIMIT = 300.0  # seconds per case: far more than any needs, even with more ranks than cores and other tests running
 TRAINING = (
@@ -75,6 +77,7 @@ class Case:
         return f"{self.ranks} ranks, thorough, {kind}"
 
 
+_shares = shares.Shares()
 _registered: dict[tuple[int, str], Case] = {}
 
 
@@ -94,7 +97,8 @@ def case(
         launch: see `Launch`.
         quick: called with `ranks` and the arguments of each case, returns whether the case is in the quick tier; all
             others are in the thorough tier. By default, cases on 4 ranks are quick, or on 2 ranks in suites that train
-            models, or on the first of `ranks` if that number is not among them. Pass `thorough` if none is quick.
+            models, or on the first of `ranks` if that number is not among them. Pass `thorough` if none is quick. Of
+            the functions that `shares` lists, a part of these is quick.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -108,6 +112,7 @@ def case(
                 if (count, name) in _registered:
                     raise ValueError(f"Two cases for {count} ranks are called {name}: give each a name of its own.")
                 is_quick = count == usual if quick is None else quick(ranks=count, **arguments)
+                is_quick = is_quick and _shares.is_quick(f"{suite}.{function.__name__}")
                 run = _bind(function, arguments)
                 _registered[count, name] = Case(name, count, run, limit, launch, arguments, is_quick)
         return function
