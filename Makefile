@@ -4,7 +4,7 @@
 #                       `make install`, that of your own environment
 # HVD_SPARSE_CACHE=...  where the Horovod wheel is kept (default ~/.cache/hvd_sparse)
 # SEED=...              of `make mutants` (default 1)
-# WITHIN=...            seconds after which `make test-rest` begins no further test (default: all are run)
+# WITHIN=...            seconds after which `make test` or `make test-rest` begins no further test (default: all are run)
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -38,7 +38,7 @@ test: lint      ## lint, types and the quick tests, among them real horovodrun j
 	@$(MAKE) --no-print-directory --jobs 2 types test-quick
 
 test-quick: setup
-	@$(TESTS) -m "not thorough"
+	@$(TESTS) -m "not thorough" $(if $(WITHIN),--within $(WITHIN))
 
 test-rest: setup  ## the thorough tests: what `make test` leaves out
 	@$(TESTS) -m thorough $(if $(WITHIN),--within $(WITHIN))

@@ -109,6 +109,7 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     if items and items[0].config.getoption("within") is not None:
         items[:] = drawn(items, _commit())
+        items.sort(key=lambda item: item.path != MULTI_RANK)  # the longest groups; begun last, they would end last
         return
     expected = budget.Spent.read(budget.COMMITTED)
     items.sort(key=lambda item: (item.path != MULTI_RANK, -expected.of_file(_file(item))))
