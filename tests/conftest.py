@@ -2,7 +2,8 @@
 Hypothesis draws the same examples in each run, and tests are in two tiers: those not marked `thorough` are quick.
 
 Tests can be spread over processes with `pytest -n 2 --dist loadgroup`, as `make test` does. `--within SECONDS` begins
-as many as there is time for, in an order that the commit decides; the others are skipped and counted.
+as many as there is time for, and those that are not quick in an order that the commit decides; the others are skipped
+and counted.
 """
 
 import atexit
@@ -50,7 +51,7 @@ def pytest_addoption(parser):
         "--within",
         type=float,
         metavar="SECONDS",
-        help="begin no test after these, and draw the order by the commit: each run of many gets to others",
+        help="begin no test after these; the commit draws the order, but for quick tests: each run gets to others",
     )
 
 
@@ -107,12 +108,16 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for item in items if item not in repeated]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-    if items and items[0].config.getoption("within") is not None:
+    if items and _draws(items[0].config):
         items[:] = drawn(items, _commit())
-        items.sort(key=lambda item: item.path != MULTI_RANK)  # the longest groups; begun last, they would end last
         return
     expected = budget.Spent.read(budget.COMMITTED)
     items.sort(key=lambda item: (item.path != MULTI_RANK, -expected.of_file(_file(item))))
+
+
+def _draws(config):
+    """Whether the commit decides the order: of the quick tests all are to be begun, so the longest are begun first."""
+    return config.getoption("within") is not None and config.getoption("markexpr") != "not thorough"
 
 
 def drawn(items, seed):
