@@ -36,16 +36,22 @@ def _updates(density: float) -> Aggregator:
     return recipes.updates(recipes.hitopk(density))
 
 
+def _blocks(density: float) -> Aggregator:
+    return recipes.blocks(round(1.0 / density), None if density == 1.0 else 2)
+
+
 RECIPES = {
     "dense": Row(lambda density: recipes.dense(), lossy=False),
     "torus2d": Row(lambda density: recipes.torus2d(), lossy=False),
     "topk": Row(recipes.topk),
     "hitopk": Row(recipes.hitopk),
     "sparcml": Row(lambda density: recipes.sparcml(density, collective="split_allgather")),
+    "blocks": Row(_blocks),
     "corrected": Row(
         lambda density: recipes.momentum_corrected(recipes.hitopk(density), masking=density < 1.0), corrects=True
     ),
     "updates": Row(_updates, UPDATES),
+    "updates_blocks": Row(lambda density: recipes.updates(_blocks(density), ahead=True), UPDATES),
     "updates_topk": Row(lambda density: recipes.updates(recipes.topk(density)), UPDATES, flat=True),
     "recommended": Row(lambda density: recipes.recommended(density), UPDATES),
     "diloco": Row(lambda density: recipes.diloco(EVERY), LOCAL, lossy=False),
