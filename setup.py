@@ -72,7 +72,7 @@ def cuda_of(*folders):
     return sources_of(*folders, pattern="*_gpu.cu") if WITH_CUDA else ()
 
 
-EXCHANGE = ("common", "datagrams", "exchange", "momentum", "pipeline", "quantize", "select", "servers")
+EXCHANGE = ("blocks", "common", "datagrams", "exchange", "momentum", "pipeline", "quantize", "select", "servers")
 EXCHANGE += ("shared_memory", "streams")
 LIBRARIES = (
     Library("hvd_sparse._ops", sources_of(*EXCHANGE)),

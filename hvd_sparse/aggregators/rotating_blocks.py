@@ -76,9 +76,9 @@ class RotatingBlocks(Compressed):
         selection = self.compressor.compress(parts.rows, state.inner)
         written, asking = reports.averaged(selection, self.compressor, state)
         counted = CountingCommunicator(state.communicator, spec.grid)
-        total, invalid, updates = self._through_owners(selection, step, counted, state)
+        mean, invalid, updates = self._through_owners(selection, step, divisor, counted, state)
         return Reduced(
-            total=tf.cast(tf.math.divide_no_nan(total, float(divisor)), spec.dtype),
+            total=mean,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
             updates=(*written, *updates),
             traffic=counted.traffic.plus(asking),
@@ -109,12 +109,12 @@ class RotatingBlocks(Compressed):
         return _Owning(spec, communicator, self.compressor.create(spec))
 
     def _through_owners(
-        self, selection: Selection, step: tf.Tensor, counted: CountingCommunicator, state: _Owning
+        self, selection: Selection, step: tf.Tensor, divisor: int, counted: CountingCommunicator, state: _Owning
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[Update, ...]]:
-        """The sum [size] float32, whether any rank's part is invalid, and the updates of the owner's state."""
+        """The mean [size], whether any rank's part is invalid, and the updates of the owner's state."""
         block = next(each for each in parts(self.compressor) if isinstance(each, Block))
         deal = turns_of(state.inner).deal(block.blocks)
-        turn, parcel = deal.turn(step), _Parcel(block.coder, deal.each)
+        parcel = _Parcel(block.coder, deal.each)
         coded: Any = selection.coded
         rows = parcel.packed(coded.codes, coded.scales, selection.culprit != 0)
         updates: tuple[Update, ...] = ()
@@ -125,23 +125,22 @@ class RotatingBlocks(Compressed):
             updates = (Update(state.error, error),)
             rows = counted.allgather(own, f"{name}.from_owners", [parcel.bytes] * counted.size)
         values, invalid = parcel.opened(rows, deal.pieces)
-        nothing_else = tf.zeros([deal.pieces, deal.each, deal.cycle])
-        return deal.joined(deal.with_block(nothing_else, turn, values)), invalid, updates
+        return deal.spread(values, step, float(divisor), state.spec.dtype), invalid, updates
 
     def _summed(
         self, arrived: tf.Tensor, parcel: _Parcel, deal: Deal, step: tf.Tensor, state: _Owning
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The parcel with the sum of what all ranks sent of this rank's piece, and the new rounding error."""
         values, invalid = parcel.opened(arrived, deal.pieces)
-        own, turn = deal._replace(size=deal.longest, pieces=1), deal.turn(step)
-        errors = own.cut(state.error.read_value())
-        sums = ops.sum_parts(values)[0] + own.block(errors, turn)[0]
+        own = deal._replace(size=deal.longest, pieces=1)
+        kept, errors, _ = own.take(tf.pad(state.error.read_value(), [[0, own.size - state.piece.size]]), None, step)
+        sums = ops.sum_parts(values)[0][tf.newaxis] + errors
         invalid |= ~tf.reduce_all(tf.math.is_finite(sums * parcel.coder.headroom))
-        sums = tf.where(invalid, 0.0, sums)[tf.newaxis]
+        sums = tf.where(invalid, 0.0, sums)
         seed = -1 - rounding_seed(0, state.spec, step)  # the ranks' own have positive ones
         codes, scales = parcel.coder.encode_rows(sums, seed)
         decoded = tf.reshape(parcel.coder.decode_rows(codes, scales, deal.each), sums.shape)
-        error = own.joined(own.with_block(errors, turn, sums - decoded))[: state.piece.size]
+        error = own.keep(kept, sums, decoded, step)[: state.piece.size]
         return tf.reshape(parcel.packed(codes, scales, invalid), [-1]), error
 
 

@@ -46,33 +46,42 @@ class Deal(NamedTuple):
         """The number of blocks, and of steps until all elements had their turn."""
         return -(-self.longest // self.each)
 
-    def turn(self, step: tf.Tensor) -> tf.Tensor:
-        """The block whose turn it is, [] int64."""
-        return step % self.cycle
+    def take(
+        self, total: tf.Tensor, residual: tf.Tensor | None, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Adds up, and takes the block whose turn it is; one pass over memory.
 
-    def cut(self, vector: tf.Tensor) -> tf.Tensor:
-        """A vector [at most size] as [pieces, each, cycle]; the last dimension is the block."""
-        whole = tf.pad(vector, [[0, self.pieces * self.longest - vector.shape[0]]])
-        rows = tf.reshape(whole, [self.pieces, self.longest])
-        padded = tf.pad(rows, [[0, 0], [0, self.each * self.cycle - self.longest]])
-        return tf.reshape(padded, [self.pieces, self.each, self.cycle])
+        Args:
+            total: [size] float32.
+            residual: [size] float32; None for zeros.
+            step: [] int64, the number of blocks taken before.
 
-    def joined(self, dealt: tf.Tensor) -> tf.Tensor:
-        """The vector [size] of which `cut` made [pieces, each, cycle]."""
-        rows = tf.reshape(dealt, [self.pieces, self.each * self.cycle])[:, : self.longest]
-        return tf.reshape(rows, [-1])[: self.size]
+        Returns:
+            The sum [size], the block's values [pieces, each], and whether all sums are finite, [] bool.
+        """
+        addend = tf.zeros([0]) if residual is None else residual
+        return ops.library().hvd_take_block(total=total, residual=addend, step=step, **self._numbers)
 
-    def block(self, dealt: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
-        """One block, [pieces, each]."""
-        return tf.gather(dealt, turn, axis=2)
+    def keep(self, kept: tf.Tensor, values: tf.Tensor, decoded: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Replaces the block in `kept` [size] by values - decoded, both [pieces, each]; it reuses kept's memory."""
+        return ops.library().hvd_keep_block(kept=kept, values=values, decoded=decoded, step=step, **self._numbers)
 
-    def with_block(self, dealt: tf.Tensor, turn: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        """A copy of `dealt` with other values, [pieces, each], in one block."""
-        return tf.where(tf.range(self.cycle, dtype=tf.int64) == turn, values[:, :, tf.newaxis], dealt)
+    def spread(self, values: tf.Tensor, step: tf.Tensor, divisor: float, dtype: tf.DType) -> tf.Tensor:
+        """The vector [size] of a dtype with the block's values [pieces, each] / divisor, and zeros elsewhere."""
+        return ops.library().hvd_spread_block(
+            values=values, step=step, divisor=divisor, size=self.size, T=dtype, **self._numbers
+        )
 
-    def places(self, turn: tf.Tensor) -> tf.Tensor:
-        """The index in the vector of each element of a block, [pieces, each] int32; -1 where it is padding."""
-        return self.block(self.cut(tf.range(1, self.size + 1)), turn) - 1
+    def places(self, step: tf.Tensor) -> tf.Tensor:
+        """The index in the vector of each element of the block, [pieces, each] int32; -1 where it is padding."""
+        turn = tf.cast(step % self.cycle, tf.int32)
+        in_piece = turn + tf.range(self.each) * self.cycle
+        found = tf.range(self.pieces)[:, tf.newaxis] * self.longest + in_piece
+        return tf.where((in_piece < self.longest) & (found < self.size), found, -1)
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        return {"pieces": self.pieces, "blocks": self.blocks}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,33 +150,32 @@ class Block(Compressor):
 
     def compress(self, parts, state, residual=None):
         total, culprit = ops.sum_parts(parts)
-        total = total if residual is None else total + residual
-        deal = state.deal(self.blocks)
-        turn, dealt = deal.turn(state.step), deal.cut(total)
-        values = deal.block(dealt, turn)
-        finite = _finite(total) & _finite(values * self.coder.headroom)
+        deal, step = state.deal(self.blocks), state.step.read_value()
+        summed, values, finite = deal.take(total, residual, step)
+        finite &= fits(values, self.coder)
         values = tf.where(finite, values, 0.0)
-        seed = rounding_seed(self.seed, state.spec, state.step * deal.pieces)
+        seed = rounding_seed(self.seed, state.spec, step * deal.pieces)
         codes, scales = self.coder.encode_rows(values, seed)
         decoded = tf.reshape(self.coder.decode_rows(codes, scales, deal.each), values.shape)
         return Selection(
-            slices=self._slices(decoded, deal, turn),
-            residual=deal.joined(deal.with_block(dealt, turn, values - decoded)),
+            slices=self._slices(decoded, deal, step),
+            residual=deal.keep(summed, values, decoded, step),
             culprit=tf.where((culprit == 0) & ~finite, tf.shape(parts)[0] + 1, culprit),
             updates=state.next_step(),
             coded=Coded(codes, scales, self.coder),
         )
 
-    def _slices(self, decoded: tf.Tensor, deal: Deal, turn: tf.Tensor) -> tf.IndexedSlices:
-        values, places = tf.reshape(tf.cast(decoded, self.wire_dtype), [-1]), tf.reshape(deal.places(turn), [-1])
+    def _slices(self, decoded: tf.Tensor, deal: Deal, step: tf.Tensor) -> tf.IndexedSlices:
+        values, places = tf.reshape(tf.cast(decoded, self.wire_dtype), [-1]), tf.reshape(deal.places(step), [-1])
         if deal.pieces * deal.each * deal.cycle > deal.size:
             found = places >= 0
             values, places = tf.boolean_mask(values, found), tf.boolean_mask(places, found)
         return slices_of(values, places, deal.size)
 
 
-def _finite(values: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(values))
+def fits(values: tf.Tensor, coder: Quantizer) -> tf.Tensor | bool:
+    """Whether a quantizer can encode finite values, [] bool."""
+    return True if coder.headroom == 1.0 else tf.reduce_all(tf.math.is_finite(values * coder.headroom))
 
 
 class Turns(Steps):

@@ -1,10 +1,10 @@
 // Values coded by their sign and one of a few magnitudes, for use after gradient dropping (Aji and Heafield 2017, 5.4).
 //
 // With one bit a value becomes its sign times the magnitude of its column; with two bits, its sign times the smaller or
-// the larger magnitude of that sign. Zeros are coded as positive. Sums are float64 in the order of the values, so that
-// they do not overflow, and the mean of equal magnitudes, up to 2^29 of them, is that magnitude; it is rounded to
-// float32 once. The first of the codes that share a byte is in its lowest bits; a last byte that is not full is padded
-// with zeros.
+// the larger magnitude of that sign. Zeros are coded as positive. Sums are float64, so that they do not overflow, and
+// the mean of equal magnitudes, up to 2^29 of them, is that magnitude; it is rounded to float32 once. Sums of one bit
+// are in the order of the values; those of two bits in 16 lanes (lane = i mod 16), which are then folded by halves. The
+// first of the codes that share a byte is in its lowest bits; a last byte that is not full is padded with zeros.
 //
 // All work is serial, so the bits do not depend on the number of threads.
 #ifndef HVD_SPARSE_OPS_MAGNITUDES_H_
@@ -56,7 +56,8 @@ void hvds_from_one_bit(const uint8_t* codes, const float* scales, const int32_t*
 
 // Two bits per value: whether it is negative, and above that whether its magnitude exceeds the split of its sign. The
 // split starts as the mean of the sign's magnitudes, and is then moved four times to the midpoint between the means of
-// the two parts (Lloyd 1982); each move can only reduce the squared error, which stays in the residual.
+// the two parts (Lloyd 1982); each move can only reduce the squared error, which stays in the residual. Of more than
+// 2^14 values every n-th is looked at for this, the least n for which these are at most 2^14.
 //   codes:  [(count + 3) / 4].
 //   scales: [4], for each code the mean magnitude of its values; 0 if there are none.
 // Returns as hvds_one_bit.

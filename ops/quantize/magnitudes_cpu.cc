@@ -10,8 +10,6 @@
 namespace hvds {
 namespace {
 
-constexpr int kRefinements = 4;  // per split
-
 // Finds the columns of elements, fastest for ascending indices: the matrix found last is tried first.
 class Places {
  public:
@@ -86,50 +84,6 @@ void find_least(const float* values, const int32_t* columns, int64_t count, int6
   std::replace(scales, scales + scale_count, kNone, 0.0f);
 }
 
-// The values that share a code.
-struct Part {
-  double sum = 0;
-  int64_t count = 0;
-
-  double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
-};
-
-// The magnitudes above which values count as large, of positive and of negative values.
-struct Splits {
-  double above[2];
-
-  int code(float value) const {
-    const int sign = negative(value);
-    return sign | (std::fabs(value) > above[sign]) << 1;
-  }
-};
-
-struct Parts {
-  Part of[HVDS_TWO_BITS_SCALES];
-
-  Parts(const float* values, int64_t count, const Splits& splits) {
-    for (int64_t i = 0; i < count; ++i) {
-      Part& part = of[splits.code(values[i])];
-      part.sum += std::fabs(values[i]);
-      ++part.count;
-    }
-  }
-};
-
-Splits find_splits(const float* values, int64_t count) {
-  constexpr double kNone = std::numeric_limits<double>::infinity();
-  const Parts signs(values, count, {{kNone, kNone}});
-  Splits splits{{signs.of[0].mean(), signs.of[1].mean()}};
-  for (int round = 0; round < kRefinements; ++round) {
-    const Parts parts(values, count, splits);
-    for (int sign = 0; sign < 2; ++sign) {
-      const Part &small = parts.of[sign], &large = parts.of[sign | 2];
-      if (small.count > 0 && large.count > 0) splits.above[sign] = (small.mean() + large.mean()) / 2;
-    }
-  }
-  return splits;
-}
-
 }  // namespace
 }  // namespace hvds
 
@@ -178,23 +132,5 @@ extern "C" void hvds_from_one_bit(const uint8_t* codes, const float* scales, con
                                   float* values) {
   for (int64_t i = 0; i < count; ++i) {
     values[i] = hvds::with_sign(scales[hvds::column(columns, i)], codes[i / 8] >> i % 8 & 1);
-  }
-}
-
-extern "C" int64_t hvds_two_bits(const float* values, int64_t count, uint8_t* codes, float* scales) {
-  const hvds::StandardFloats standard;
-  const int64_t faulty = hvds::first_not_finite(values, count);
-  if (faulty >= 0) return faulty;
-  const hvds::Splits splits = hvds::find_splits(values, count);
-  const hvds::Parts parts(values, count, splits);
-  for (int code = 0; code < HVDS_TWO_BITS_SCALES; ++code) scales[code] = static_cast<float>(parts.of[code].mean());
-  hvds::pack<2>(count, codes, [&](int64_t i) { return splits.code(values[i]); });
-  return -1;
-}
-
-extern "C" void hvds_from_two_bits(const uint8_t* codes, const float* scales, int64_t count, float* values) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int code = codes[i / 4] >> i % 4 * 2 & 3;
-    values[i] = hvds::with_sign(scales[code], code & 1);
   }
 }

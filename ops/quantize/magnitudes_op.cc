@@ -14,6 +14,7 @@ namespace {
 using tensorflow::DEVICE_CPU;
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int64_t kWorthATask = 1 << 14;  // values of a row for which waking a thread pays off
 
 DimensionHandle bytes_of(InferenceContext* c, DimensionHandle count, int bits) {
   return c->ValueKnown(count) ? c->MakeDim((c->Value(count) * bits + 7) / 8) : c->UnknownDim();
@@ -31,10 +32,19 @@ absl::Status one_bit_shape(InferenceContext* c) {
 }
 
 absl::Status two_bits_shape(InferenceContext* c) {
-  ShapeHandle values;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &values));
-  c->set_output(0, c->Vector(bytes_of(c, c->Dim(values, 0), 2)));
-  c->set_output(1, c->Vector(HVDS_TWO_BITS_SCALES));
+  ShapeHandle rows;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
+  c->set_output(0, c->Matrix(c->Dim(rows, 0), bytes_of(c, c->Dim(rows, 1), 2)));
+  c->set_output(1, c->Matrix(c->Dim(rows, 0), c->MakeDim(HVDS_TWO_BITS_SCALES)));
+  return absl::OkStatus();
+}
+
+absl::Status from_two_bits_shape(InferenceContext* c) {
+  ShapeHandle codes;
+  DimensionHandle count;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &codes));
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &count));
+  c->set_output(0, c->Matrix(c->Dim(codes, 0), count));
   return absl::OkStatus();
 }
 
@@ -78,7 +88,7 @@ REGISTER_OP("HvdDequantizeTwoBits")
     .Input("scales: float")
     .Input("count: int64")
     .Output("values: float")
-    .SetShapeFn([](InferenceContext* c) { return decoded_shape(c, 2); });
+    .SetShapeFn(from_two_bits_shape);
 
 // The matrices of a vector, as attributes; none if all of it is one column.
 class Matrices {
@@ -155,6 +165,15 @@ absl::Status read_count(const Tensor& number, int64_t* count) {
   return invalid_argument("Expected a count in [0, 2^31), got ", *count);
 }
 
+absl::Status check_scales(const Tensor& scales) {
+  for (int64_t i = 0; i < scales.NumElements(); ++i) {
+    const float scale = scales.flat<float>()(i);
+    if (std::isfinite(scale) && scale >= 0) continue;
+    return invalid_argument("Expected finite scales of at least 0, got ", scale, " at position ", i);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status check_codes(const Tensor& codes, const Tensor& scales, int64_t count, int64_t bits, int64_t scale_count) {
   const int64_t bytes = (count * bits + 7) / 8;
   if (codes.dims() != 1 || scales.dims() != 1 || codes.NumElements() != bytes || scales.NumElements() != scale_count) {
@@ -162,12 +181,7 @@ absl::Status check_codes(const Tensor& codes, const Tensor& scales, int64_t coun
                             codes.shape().DebugString(), " and ", scales.shape().DebugString(),
                             "; the quantizer must be the sender's");
   }
-  for (int64_t i = 0; i < scale_count; ++i) {
-    const float scale = scales.flat<float>()(i);
-    if (std::isfinite(scale) && scale >= 0) continue;
-    return invalid_argument("Expected finite scales of at least 0, got ", scale, " at position ", i);
-  }
-  return absl::OkStatus();
+  return check_scales(scales);
 }
 
 const int32_t* columns_in(const Matrices& matrices, const Tensor& numbers) {
@@ -231,24 +245,35 @@ class DequantizeOneBitOp : public OpKernel {
   KeptOutputs values_;
 };
 
+// Values [rows, n], each row coded by itself.
 class QuantizeTwoBitsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
-    OP_REQUIRES_OK(context, check_values(values));
-    const int64_t count = values.NumElements();
+    OP_REQUIRES(context, values.dims() == 2 && values.NumElements() <= kMost,
+                invalid_argument("Expected values [rows, n], fewer than 2^31, got shape ", values.shape().DebugString()));
+    const int64_t rows = values.dim_size(0), count = values.dim_size(1), bytes = (count + 3) / 4;
     Tensor* codes = nullptr;
     Tensor* scales = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({(count + 3) / 4}), &codes));
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({HVDS_TWO_BITS_SCALES}), &scales));
-    OP_REQUIRES_OK(context, check_finite(values, hvds_two_bits(values.flat<float>().data(), count,
-                                                               codes->flat<uint8_t>().data(),
-                                                               scales->flat<float>().data())));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({rows, bytes}), &codes));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({rows, HVDS_TWO_BITS_SCALES}), &scales));
+    const float* from = values.flat<float>().data();
+    uint8_t* to = codes->flat<uint8_t>().data();
+    float* of_rows = scales->flat<float>().data();
+    std::vector<int64_t> faulty(rows, -1);
+    const DeviceThreads threads(context);
+    parallel_for(count > kWorthATask ? threads.get() : nullptr, static_cast<int>(rows), [&](int row) {
+      faulty[row] = hvds_two_bits(from + row * count, count, to + row * bytes, of_rows + row * HVDS_TWO_BITS_SCALES);
+    });
+    for (int64_t row = 0; row < rows; ++row) {
+      OP_REQUIRES_OK(context, check_finite(values, faulty[row] < 0 ? -1 : row * count + faulty[row]));
+    }
   }
 };
 
+// Codes [rows, bytes] and scales [rows, 4] of n values in each row.
 class DequantizeTwoBitsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -258,13 +283,34 @@ class DequantizeTwoBitsOp : public OpKernel {
     const Tensor& scales = context->input(1);
     int64_t count = 0;
     OP_REQUIRES_OK(context, read_count(context->input(2), &count));
-    OP_REQUIRES_OK(context, check_codes(codes, scales, count, 2, HVDS_TWO_BITS_SCALES));
+    OP_REQUIRES_OK(context, check(codes, scales, count));
+    const int64_t rows = codes.dim_size(0), bytes = codes.dim_size(1);
     Tensor* values = nullptr;
-    OP_REQUIRES_OK(context, values_.allocate(context, 0, TensorShape({count}), &values));
-    hvds_from_two_bits(codes.flat<uint8_t>().data(), scales.flat<float>().data(), count, values->flat<float>().data());
+    OP_REQUIRES_OK(context, values_.allocate(context, 0, TensorShape({rows, count}), &values));
+    const uint8_t* from = codes.flat<uint8_t>().data();
+    const float* of_rows = scales.flat<float>().data();
+    float* to = values->flat<float>().data();
+    const DeviceThreads threads(context);
+    parallel_for(count > kWorthATask ? threads.get() : nullptr, static_cast<int>(rows), [&](int row) {
+      hvds_from_two_bits(from + row * bytes, of_rows + row * HVDS_TWO_BITS_SCALES, count, to + row * count);
+    });
   }
 
  private:
+  static absl::Status check(const Tensor& codes, const Tensor& scales, int64_t count) {
+    if (codes.dims() != 2 || scales.dims() != 2 || codes.dim_size(0) != scales.dim_size(0)) {
+      return invalid_argument("Expected codes [rows, bytes] and scales [rows, 4], got shapes ",
+                              codes.shape().DebugString(), " and ", scales.shape().DebugString());
+    }
+    const int64_t rows = codes.dim_size(0), bytes = (count + 3) / 4;
+    if (codes.dim_size(1) != bytes || scales.dim_size(1) != HVDS_TWO_BITS_SCALES || rows * count > kMost) {
+      return invalid_argument("Expected codes [", bytes, "] and scales [", HVDS_TWO_BITS_SCALES, "] for ", count,
+                              " values in each of ", rows, " rows, got ", codes.shape().DebugString(), " and ",
+                              scales.shape().DebugString(), "; the quantizer must be the sender's");
+    }
+    return check_scales(scales);
+  }
+
   KeptOutputs values_;
 };
 

@@ -31,16 +31,19 @@ def came_out(found):
 @pytest.mark.parametrize("size, pieces, blocks", [(1, 1, 1), (7, 1, 3), (7, 3, 100), (60, 4, 3), (61, 7, 2), (5, 9, 2)])
 def test_each_element_has_its_turn_once_in_a_cycle(size, pieces, blocks):
     deal = Deal(size, pieces, blocks)
-    places = [deal.places(deal.turn(tf.constant(step, tf.int64))).numpy().ravel() for step in range(deal.cycle)]
+    places = [deal.places(tf.constant(step, tf.int64)).numpy().ravel() for step in range(deal.cycle)]
     assert all((block >= 0).any() for block in places) and deal.cycle <= blocks
     found = np.concatenate(places)
     np.testing.assert_array_equal(np.sort(found[found >= 0]), np.arange(size))
 
 
 @pytest.mark.parametrize("size, pieces, blocks", [(7, 3, 2), (60, 4, 3), (5, 9, 2)])
-def test_what_is_dealt_out_is_joined_again(size, pieces, blocks):
-    deal, numbers = Deal(size, pieces, blocks), tf.range(size, dtype=tf.float32)
-    np.testing.assert_array_equal(deal.joined(deal.cut(numbers)), numbers)
+def test_what_is_taken_block_by_block_is_the_vector(size, pieces, blocks):
+    deal, numbers, summed = Deal(size, pieces, blocks), tf.range(1.0, size + 1), np.zeros(size)
+    for step in map(tf.constant, np.arange(deal.cycle)):
+        _, values, _ = deal.take(numbers, None, step)
+        summed += deal.spread(values, step, 1.0, tf.float32)
+    np.testing.assert_array_equal(summed, numbers)
 
 
 @pytest.mark.parametrize("ranks, local_size", [(1, 1), (2, 1), (4, 2), (5, 1), (6, 3), (7, 1)])
