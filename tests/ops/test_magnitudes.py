@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import ops
-from hvd_sparse.compression.quantizers import OneBit, TwoBits, Where
+from hvd_sparse.compression.quantizers import QSGD, OneBit, Plain, TwoBits, Where
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
+from tests.ops import native
 from tests.ops.magnitudes_reference import reference
 from tests.simulation import same_bits
 
@@ -86,6 +87,42 @@ def test_signs_are_kept_and_equal_magnitudes_exactly(quantizer):
     drawn = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     decoded = quantizer.decode(*quantizer.encode(drawn, 0), 1000).numpy()
     assert ((decoded < 0) == (drawn < 0)).all()
+
+
+@pytest.mark.parametrize("size", [15, 16, 1023, 1024, 1025, 16384, 16385, 100_003])
+@pytest.mark.parametrize("isa", native.isas())
+def test_any_instructions_code_two_bits_alike(isa, size):
+    """Also where the splits are found on every n-th value."""
+    values = of("floats" if size % 2 else "zeros among them", np.random.default_rng(size).standard_normal(size))
+    with native.isa(native.ISAS[isa]):
+        check(TwoBits(), values, None)
+
+
+@pytest.mark.parametrize("size", [0, 1, 6, 20_000])
+def test_rows_are_coded_one_by_one(size):
+    rows = np.random.default_rng(size).standard_normal((3, size)).astype(np.float32) * [[1], [10], [0]]
+    for quantizer in (TwoBits(), OneBit("global"), QSGD(4, 8), Plain("bfloat16")):
+        codes, scales = quantizer.encode_rows(tf.constant(rows, tf.float32), 5)
+        assert codes.shape == [3, quantizer.code_bytes(size)] and scales.shape == [3, quantizer.scale_count(size)]
+        decoded = np.reshape(quantizer.decode_rows(codes, scales, size), [3, size])
+        for number, row in enumerate(rows.astype(np.float32)):
+            one = quantizer.encode(tf.constant(row), 5 + number)
+            same_bits(codes[number].numpy(), one[0].numpy())
+            same_bits(scales[number].numpy(), one[1].numpy())
+            same_bits(decoded[number], quantizer.decode(*one, size).numpy())
+
+
+def test_a_value_of_a_row_that_is_not_finite_is_reported():
+    rows = np.ones([3, 100], np.float32)
+    rows[1, 7] = np.inf
+    with pytest.raises(tf.errors.InvalidArgumentError, match="got inf at position 107 of 300"):
+        TwoBits().encode_rows(rows, 0)
+
+
+@pytest.mark.parametrize("codes, scales", [((2, 4), (3, 4)), ((2, 5), (2, 4)), ((2, 4), (2, 3)), ((8,), (2, 4))])
+def test_rows_of_codes_that_do_not_fit_are_refused(codes, scales):
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="Expected codes|rank 2"):
+        TwoBits().decode_rows(tf.zeros(codes, tf.uint8), tf.zeros(scales), 16)
 
 
 def test_a_zero_among_what_is_kept_does_not_keep_the_others_back():

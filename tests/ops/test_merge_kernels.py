@@ -150,6 +150,7 @@ def test_streams_of_very_different_length(threads):
                 "quantize/quantize_cpu_avx2.cc",
                 "quantize/quantize_cpu_avx512.cc",
                 "quantize/magnitudes_cpu.cc",
+                "quantize/two_bits_cpu.cc",
                 "exchange/coded_cpu.cc",
             ],
         ),
