@@ -133,14 +133,16 @@ class RotatingBlocks(Compressed):
         """The parcel with the sum of what all ranks sent of this rank's piece, and the new rounding error."""
         values, invalid = parcel.opened(arrived, deal.pieces)
         own = deal._replace(size=deal.longest, pieces=1)
-        kept, errors, _ = own.take(tf.pad(state.error.read_value(), [[0, own.size - state.piece.size]]), None, step)
+        error, missing = state.error.read_value(), own.size - state.piece.size
+        kept, errors, _ = own.take(tf.pad(error, [[0, missing]]) if missing else error, None, step)
         sums = ops.sum_parts(values)[0][tf.newaxis] + errors
         invalid |= ~tf.reduce_all(tf.math.is_finite(sums * parcel.coder.headroom))
         sums = tf.where(invalid, 0.0, sums)
         seed = -1 - rounding_seed(0, state.spec, step)  # the ranks' own have positive ones
         codes, scales = parcel.coder.encode_rows(sums, seed)
         decoded = tf.reshape(parcel.coder.decode_rows(codes, scales, deal.each), sums.shape)
-        error = own.keep(kept, sums, decoded, step)[: state.piece.size]
+        remaining = own.keep(kept, sums, decoded, step)
+        error = remaining[: state.piece.size] if missing else remaining
         return tf.reshape(parcel.packed(codes, scales, invalid), [-1]), error
 
 

@@ -57,7 +57,8 @@ class Deal(NamedTuple):
             step: [] int64, the number of blocks taken before.
 
         Returns:
-            The sum [size], the block's values [pieces, each], and whether all sums are finite, [] bool.
+            The sum [size], the block's values [pieces, each], zeros if a sum is not finite, and whether all sums are,
+            [] bool.
         """
         addend = tf.zeros([0]) if residual is None else residual
         return ops.library().hvd_take_block(total=total, residual=addend, step=step, **self._numbers)
@@ -149,18 +150,20 @@ class Block(Compressor):
         return dataclasses.replace(self, blocks=max(1, round(1.0 / density)))
 
     def compress(self, parts, state, residual=None):
-        total, culprit = ops.sum_parts(parts)
+        alone = parts.shape[0] == 1 and parts.dtype == tf.float32
+        total = parts[0] if alone else ops.sum_parts(parts)[0]
         deal, step = state.deal(self.blocks), state.step.read_value()
         summed, values, finite = deal.take(total, residual, step)
-        finite &= fits(values, self.coder)
-        values = tf.where(finite, values, 0.0)
+        if self.coder.headroom != 1.0:
+            finite &= tf.reduce_all(tf.math.is_finite(values * self.coder.headroom))
+            values = tf.where(finite, values, 0.0)
         seed = rounding_seed(self.seed, state.spec, step * deal.pieces)
         codes, scales = self.coder.encode_rows(values, seed)
         decoded = tf.reshape(self.coder.decode_rows(codes, scales, deal.each), values.shape)
         return Selection(
             slices=self._slices(decoded, deal, step),
             residual=deal.keep(summed, values, decoded, step),
-            culprit=tf.where((culprit == 0) & ~finite, tf.shape(parts)[0] + 1, culprit),
+            culprit=tf.cond(finite, lambda: 0, lambda: _culprit(parts)),
             updates=state.next_step(),
             coded=Coded(codes, scales, self.coder),
         )
@@ -173,9 +176,10 @@ class Block(Compressor):
         return slices_of(values, places, deal.size)
 
 
-def fits(values: tf.Tensor, coder: Quantizer) -> tf.Tensor | bool:
-    """Whether a quantizer can encode finite values, [] bool."""
-    return True if coder.headroom == 1.0 else tf.reduce_all(tf.math.is_finite(values * coder.headroom))
+def _culprit(parts: tf.Tensor) -> tf.Tensor:
+    """1 + the number of the first part that is not finite, or 1 + the number of parts if all are; [] int32."""
+    _, culprit = ops.sum_parts(parts)
+    return tf.where(culprit == 0, tf.shape(parts)[0] + 1, culprit)
 
 
 class Turns(Steps):

@@ -29,7 +29,7 @@ hvds_deal hvds_deal_of(int64_t size, int64_t pieces, int64_t blocks);
 //   total:    [size].
 //   residual: [size], or NULL for zeros.
 //   sum:      [size], total + residual; may be total itself.
-//   values:   [pieces][each].
+//   values:   [pieces][each]; zeros if a sum is not finite.
 // Returns whether all sums are finite.
 bool hvds_take_block(const float* total, const float* residual, const hvds_deal* deal, int64_t turn, float* sum,
                      float* values, const hvds_parallel* parallel);

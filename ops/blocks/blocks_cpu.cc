@@ -54,9 +54,16 @@ uint32_t not_finite(float x) { return (bits_of(x) & 0x7fffffffu) + 0x00800000u; 
 bool add(const float* total, const float* residual, int64_t count, float* sum) {
   uint32_t signs = 0;
   for (int64_t i = 0; i < count; ++i) {
-    sum[i] = residual == nullptr ? total[i] : total[i] + residual[i];
+    sum[i] = total[i] + residual[i];
     signs |= not_finite(sum[i]);
   }
+  return (signs & 0x80000000u) == 0;
+}
+
+bool copy(const float* total, int64_t count, float* sum) {
+  uint32_t signs = 0;
+  for (int64_t i = 0; i < count; ++i) signs |= not_finite(total[i]);
+  std::memmove(sum, total, static_cast<size_t>(count) * sizeof *sum);
   return (signs & 0x80000000u) == 0;
 }
 
@@ -85,14 +92,17 @@ extern "C" bool hvds_take_block(const float* total, const float* residual, const
   const int tasks = hvds::task_count(*deal, parallel);
   std::vector<char> finite(tasks, 1);
   hvds::for_windows(*deal, turn, parallel, tasks, [&](int task, const hvds::Window& window) {
-    const float* addend = residual == nullptr ? nullptr : residual + window.begin;
-    finite[task] &= hvds::add(total + window.begin, addend, window.end - window.begin, sum + window.begin);
+    const int64_t begin = window.begin, count = window.end - window.begin;
+    finite[task] &= residual == nullptr ? hvds::copy(total + begin, count, sum + begin)
+                                        : hvds::add(total + begin, residual + begin, count, sum + begin);
     const float* from = sum + window.first;
     const int64_t present = window.present(deal->cycle);
     for (int64_t i = 0; i < present; ++i) values[window.value + i] = from[i * deal->cycle];
     std::fill_n(values + window.value + present, window.count - present, 0.0f);
   });
-  return std::all_of(finite.begin(), finite.end(), [](char each) { return each != 0; });
+  const bool all = std::all_of(finite.begin(), finite.end(), [](char each) { return each != 0; });
+  if (!all) std::fill_n(values, deal->pieces * deal->each, 0.0f);
+  return all;
 }
 
 extern "C" void hvds_keep_block(const float* values, const float* decoded, const hvds_deal* deal, int64_t turn,
