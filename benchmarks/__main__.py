@@ -35,6 +35,7 @@ BENCHMARKS = {
     "lars": Benchmark("How fast are LARS and LAMB?", "minutes"),
     "linear": Benchmark("How much sooner are sparse linear models trained (SparCML, Table 2)?", "an hour"),
     "merge": Benchmark("How fast are sorted streams merged?", "minutes"),
+    "nodes": Benchmark("How accurate is a training on many nodes?", "hours"),
     "optimizer": Benchmark("What does a step cost if the exchange runs the optimizer?", "minutes"),
     "paper": Benchmark("Does the cost model fit CommLib's cluster, and what of larger ones?", "seconds"),
     "passes_gpu": Benchmark("How fast are the GPU passes of momentum, LARS and LAMB?", "minutes"),

@@ -23,7 +23,14 @@ from hvd_sparse.exchange import state
 from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.spec import own_shard, shards
 
-SPARSE = ("topk", "mstopk", "hitopk", "auto", "NaiveAG, literal")  # keep part of the gradient from round to round
+SPARSE = (
+    "topk",
+    "mstopk",
+    "hitopk",
+    "blocks",
+    "auto",
+    "NaiveAG, literal",
+)  # keep part of the gradient from round to round
 
 Exchange = Callable[[tf.Tensor], list[Any]]
 

@@ -145,6 +145,20 @@ def hitopk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) 
     }
 
 
+def blocks(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
+    """`blocks` as it is by default, a third of the vector in 2 bits, whatever the density: to owners and back."""
+    shard = math.ceil(size / cluster.local)
+    across, part = cluster.across.shared_by(cluster.local), block_bytes(shard, cluster.nodes)
+    return {
+        "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
+        "selection": (FEEDBACK + ELEMENT * (cluster.local - 1)) * shard / cluster.memory,
+        "to owners": _ring(across, cluster.nodes, part),
+        "from owners": _ring(across, cluster.nodes, part),
+        "all-gather": _ring(cluster.inside, cluster.local, element * shard),
+        "spread": ELEMENT * size / cluster.memory,
+    }
+
+
 MODELS: dict[str, Callable[[Cluster, int, float, int], dict[str, float]]] = {
     "dense": dense,
     "tree": tree,
@@ -153,6 +167,7 @@ MODELS: dict[str, Callable[[Cluster, int, float, int], dict[str, float]]] = {
     "mstopk": topk,
     "dropping": dropping,
     "hitopk": hitopk,
+    "blocks": blocks,
 }
 
 
@@ -174,6 +189,8 @@ def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -
         return 0.0
     if recipe == "hitopk":
         return float(local * (nodes - 1) * KEPT * kept(math.ceil(size / local), density))
+    if recipe == "blocks":
+        return 2.0 * local * (nodes - 1) * block_bytes(math.ceil(size / local), nodes)
     if recipe in ("topk", "mstopk"):
         return float((ranks - 1) * KEPT * kept(size, density))
     if recipe == "dropping":
@@ -182,7 +199,13 @@ def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -
         return 2.0 * ELEMENT * size * (nodes - 1) / nodes
     if recipe == "dense":
         return 2.0 * ELEMENT * size * (ranks - 1) / ranks
-    raise ValueError(f"Expected dense, torus2d, topk, mstopk, dropping or hitopk, got {recipe!r}.")
+    raise ValueError(f"Expected dense, torus2d, topk, mstopk, dropping, hitopk or blocks, got {recipe!r}.")
+
+
+def block_bytes(size: int, senders: int, count: int = 3, bits: int = 2) -> int:
+    """Bytes of what one of `count` blocks has of an owner's piece, in codes of 2 bits, four scales and a mark."""
+    values = math.ceil(math.ceil(size / senders) / count)
+    return math.ceil(values * bits / 8) + 4 * ELEMENT + 1
 
 
 def _ring(link: Link, members: int, each: float, passes: int = 1) -> float:

@@ -120,6 +120,7 @@ def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
         "torus2d",
         "topk",
         "hitopk",
+        "blocks",
         "NaiveAG, literal",
         "2DTAR, literal",
     ]

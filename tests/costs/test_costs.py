@@ -57,7 +57,9 @@ def test_a_faster_machine_is_never_slower(cluster, size, density, recipe):
         assert costs.seconds(recipe, faster, size, density) <= now * (1 + 1e-9)
 
 
-@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "dropping", "hitopk"]))
+@given(
+    clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "dropping", "hitopk", "blocks"])
+)
 def test_no_exchange_is_faster_than_its_bytes(cluster, size, density, recipe):
     sent = costs.link_bytes(recipe, cluster.nodes, cluster.local, size, density)
     taken = costs.seconds(recipe, cluster, size, density)

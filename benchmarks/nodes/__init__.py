@@ -1,0 +1,1 @@
+"""Accuracy by the number of nodes."""
