@@ -34,7 +34,7 @@ help:           ## what there is to make
 demo: setup     ## 2 nodes of 2 ranks train on real images over slow links, DEMO_NETWORK=100mbit (4 minutes)
 	@$(RUN) -m examples.demo
 
-test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (twelve minutes on two cores)
+test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (quarter of an hour on two cores)
 	@$(MAKE) --no-print-directory --jobs 2 types test-quick
 
 test-quick: setup
@@ -43,7 +43,7 @@ test-quick: setup
 test-rest: setup  ## the thorough tests: what `make test` leaves out
 	@$(TESTS) -m thorough $(if $(WITHIN),--within $(WITHIN))
 
-test-all: test  ## all tests, one tier after the other (40 minutes on two cores)
+test-all: test  ## all tests, one tier after the other (three quarters of an hour on two cores)
 	@$(MAKE) --no-print-directory test-rest
 
 test-newest: setup $(NEWEST)/.done  ## datacache and link on the newest packages that pyproject.toml allows (3 minutes)
