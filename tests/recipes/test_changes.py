@@ -22,6 +22,7 @@ BASES = {
     "topk": lambda: recipes.topk(0.01),
     "dropping": lambda: recipes.dropping(0.01),
     "dct": recipes.dct,
+    "blocks": recipes.blocks,
     "sparcml": lambda: recipes.sparcml(0.01),
     "auto": lambda: recipes.auto(0.01),
     "dgc": recipes.dgc,
@@ -31,7 +32,7 @@ BASES = {
     "dense": recipes.dense,
     "mean": recipes.mean,
 }
-GATHERED = ("hitopk", "topk", "dropping", "dct")  # what they send can wait for several steps
+GATHERED = ("hitopk", "topk", "dropping", "dct", "blocks")  # what they send can wait for several steps
 
 MOMENTUM = "momentum on the sender's side already"
 UPDATES = "sends the optimizer's updates already"
