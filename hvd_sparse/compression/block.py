@@ -163,7 +163,7 @@ class Block(Compressor):
         return Selection(
             slices=self._slices(decoded, deal, step),
             residual=deal.keep(summed, values, decoded, step),
-            culprit=tf.cond(finite, lambda: 0, lambda: _culprit(parts)),
+            culprit=tf.cond(finite, lambda: tf.constant(0), lambda: _culprit(parts)),
             updates=state.next_step(),
             coded=Coded(codes, scales, self.coder),
         )

@@ -180,12 +180,13 @@ class Exchanging(Attached):
             stand_in.save(own.optimizer, store, self.exchange.step > 0)
 
     def load(self, own: Own, store: Any) -> None:
-        stand_in = without_slots.of(own.optimizer)
+        stand_in, loaded = without_slots.of(own.optimizer), slots.fits(store, own.optimizer)
         if stand_in is None:
             own.load(store)
         else:
-            stand_in.load(own.optimizer, store)
-        self.exchange.note_slots(slots.names(own.optimizer).values())
+            loaded = stand_in.load(own.optimizer, store)
+        if loaded:
+            self.exchange.note_slots(slots.names(own.optimizer).values())
 
     def set_weights(self, own: Own, weights: Any) -> None:
         stand_in, given = without_slots.of(own.optimizer), True

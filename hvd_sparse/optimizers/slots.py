@@ -118,6 +118,11 @@ def names(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
     return names_by_id(optimizer._trainable_variables)
 
 
+def fits(store: Any, optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether Keras loads a file's values; it does not where an optimizer has more or fewer variables, and warns."""
+    return len(store.keys()) == len(optimizer.variables)
+
+
 def alive(reference: weakref.ref[keras.optimizers.Optimizer]) -> Any:
     """The optimizer that a reference leads to, for a part of it that its own step runs."""
     found = reference()

@@ -112,11 +112,18 @@ class WithoutSlots:
             own.assign(common)
         made.save_own_variables(store)
 
-    def load(self, optimizer: keras.optimizers.Optimizer, store: Any) -> None:
-        """Reads what any optimizer of this class wrote."""
+    def load(self, optimizer: keras.optimizers.Optimizer, store: Any) -> bool:
+        """Reads what any optimizer of this class wrote; returns whether it did.
+
+        It does not where the file has another number of variables, as that of an optimizer that was not built has: Keras
+        warns, and nothing changes.
+        """
         made = copies.whole(optimizer)
         made.load_own_variables(store)
+        if not slots.fits(store, made):
+            return False
         self._loaded(optimizer, made)
+        return True
 
     def set_weights(self, optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> bool:
         """Gives values to the variables that the optimizer has here, or to those that it has without an exchange.

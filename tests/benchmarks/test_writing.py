@@ -12,6 +12,7 @@ from benchmarks.convergence import runs as convergence_runs
 from benchmarks.dct import quality as dct_quality
 from benchmarks.dct import translation as dct_translation
 from benchmarks.dropping import runs as dropping_runs
+from benchmarks.nodes import bench_nodes
 from benchmarks.reporting import timing, writing
 
 ENDINGS = {".json", ".md", ".png"}
@@ -63,7 +64,7 @@ def test_a_picture_stays_small(tmp_path):
 
 
 def test_the_reports_that_are_kept_are_one_a_benchmark_and_small():
-    runs = (averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs)
+    runs = (averaging_runs, bench_nodes, convergence_runs, dct_quality, dct_translation, dropping_runs)
     finished = {each.STORE for each in runs}  # not reports
     kept = [path for path in writing.RESULTS.iterdir() if path not in finished]
     names = {path.name.partition(".")[0] for path in kept}  # averaging.service.png belongs to averaging
