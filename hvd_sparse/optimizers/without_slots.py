@@ -115,8 +115,8 @@ class WithoutSlots:
     def load(self, optimizer: keras.optimizers.Optimizer, store: Any) -> bool:
         """Reads what any optimizer of this class wrote; returns whether it did.
 
-        It does not where the file has another number of variables, as that of an optimizer that was not built has: Keras
-        warns, and nothing changes.
+        It does not where the file has another number of variables, as that of an optimizer that was not built has:
+        Keras warns, and nothing changes.
         """
         made = copies.whole(optimizer)
         made.load_own_variables(store)

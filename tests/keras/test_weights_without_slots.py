@@ -1,4 +1,4 @@
-"""A file of weights whose optimizer had no slots yet: Keras warns, takes the weights, and leaves the optimizer alone."""
+"""A file of weights whose optimizer had no slots yet: Keras warns, and ours is left alone as any other is."""
 
 from __future__ import annotations
 
