@@ -12,9 +12,10 @@ from hvd_sparse.compression.block import Block, Deal
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import OneBit, TwoBits
 from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Grid
-from tests import threads
+from tests import members, threads
 from tests.aggregators.test_warmup import SIZE, trained, vector
 
 
@@ -146,11 +147,11 @@ def test_sums_that_the_wire_cannot_carry_stop_all_ranks():
 
 def test_updates_wait_in_steps_without_an_exchange():
     """`every` counts on `holding`, which must not lose what owners keep."""
-    recipe = Hierarchical(RotatingBlocks(members_of_updates()))
+    recipe = Hierarchical(RotatingBlocks(LocalUpdates(ErrorFeedback(Block(3, quantizer=TwoBits())), ahead=True)))
     held = recipe.holding()
 
     def one_rank(grid):
-        state = recipe.init(alone_optimizer(grid))
+        state = recipe.init(members.alone(SIZE)._replace(grid=grid))
         recipe.aggregate(tf.constant(vector(grid.world.rank, 0)), state)
         before = recipe.residual(state).numpy()
         held.aggregate(tf.constant(vector(grid.world.rank, 1)), state)
@@ -159,19 +160,6 @@ def test_updates_wait_in_steps_without_an_exchange():
     for rank, (added, differing) in enumerate(threads.run(4, 1, one_rank)):
         np.testing.assert_allclose(added, vector(rank, 1), atol=1e-5)
         assert not differing.any()
-
-
-def members_of_updates():
-    from hvd_sparse.compression.updates import LocalUpdates
-
-    return LocalUpdates(ErrorFeedback(Block(3, quantizer=TwoBits())), ahead=True)
-
-
-def alone_optimizer(grid):
-    from hvd_sparse.spec import LocalOptimizer
-    from tests.members import _Descent
-
-    return Spec(SIZE, grid, optimizer=LocalOptimizer(lambda spec: _Descent(spec, {})))
 
 
 def test_refuses_what_is_no_block():
