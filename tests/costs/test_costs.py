@@ -115,8 +115,9 @@ def test_each_collective_is_agreed_on_once_however_many_messages_it_has(cluster,
         costs.seconds(recipe, each, size, density) for each in (cluster, cluster._replace(inside=inside, across=across))
     )
     of_node, of_nodes = 1e3 * (cluster.local > 1), 1e6 * (cluster.nodes > 1)
-    levels = 2 * of_node + of_nodes
-    calls = levels if recipe in ("torus2d", "hitopk") else max(of_node, of_nodes)
+    by_levels = {"torus2d": (2, 1), "hitopk": (2, 1), "blocks": (2, 2)}  # collectives inside each node and across
+    inside_each, across_each = by_levels.get(recipe, (0, 0))
+    calls = inside_each * of_node + across_each * of_nodes if recipe in by_levels else max(of_node, of_nodes)
     assert math.isclose(after - before, calls, abs_tol=1e-3)
 
 
