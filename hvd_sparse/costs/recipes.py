@@ -96,6 +96,8 @@ def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEME
     inside a tree receives its half from two children, and its link has to carry both. One rank of a node drives the
     link, so the link's `stream` is the limit.
     """
+    if cluster.ranks == 1:
+        return {"all-reduce": 0.0}
     height = math.ceil(math.log2(cluster.nodes)) if cluster.nodes > 1 else 0
     latency = 2 * ((cluster.local - 1) * cluster.inside.latency + height * cluster.across.latency)
     carried = (1 if cluster.nodes == 2 else 2) * element * size  # each of two nodes has one child in one of the trees

@@ -155,7 +155,8 @@ def test_recursive_doubling_takes_two_steps_more_where_ranks_are_no_power_of_two
 
 def test_one_rank_exchanges_nothing():
     alone = Cluster(1, 1, Link(1.0, 1.0), Link(1.0, 1.0), FREE)
-    assert all(costs.seconds(recipe, alone, 10**6, 0.01) < 1e-9 for recipe in ("dense", "torus2d", "topk", "hitopk"))
+    recipes = ("dense", "tree", "torus2d", "topk", "hitopk", "blocks")
+    assert all(costs.seconds(recipe, alone, 10**6, 0.01) < 1e-9 for recipe in recipes)
     load = collectives.Load(1, 1000, 1, 4, 10.0, 1000.0, 500.0)
     transport = collectives.Transport(Link(1.0, 1.0), Link(1.0, 1.0), Link(1.0, 1.0), 1.0)
     assert all(collectives.seconds(each, load, transport) == 0 for each in collectives.CANDIDATES)
