@@ -11,7 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from hvd_sparse import collectives, recipes
-from hvd_sparse.aggregators import Aggregator, Hierarchical
+from hvd_sparse.aggregators import Aggregator, ByNodes, Hierarchical
 from hvd_sparse.compression.base import Coded, Compressor
 from hvd_sparse.compression.block import Block
 from hvd_sparse.compression.error_feedback import ErrorFeedback
@@ -198,6 +198,19 @@ def _blocks(bits: int | None) -> Recipe:
     return Recipe(made, simulated, True, wires=bits is None, exact=bits is None)
 
 
+def _by_nodes() -> Recipe:
+    many = _blocks(None)
+
+    def made(density, wire):
+        return ByNodes(((1, recipes.hitopk(density, wire)), (3, many.make(density, wire))))
+
+    def simulated(shape, *arguments):
+        few = _selecting(simulation.Hierarchical, simulation.searched())
+        return (few if shape.nodes < 3 else many.simulate)(shape, *arguments)
+
+    return Recipe(made, simulated, True)
+
+
 def _dct(shape, size, density, dtype, wire):
     return simulation.Flat(shape, size, simulation.Held(life=2), density, dtype, wire)
 
@@ -277,6 +290,7 @@ AGGREGATORS: dict[str, Recipe] = {
     "blocks-one_bit": _blocks(1),
     "blocks-two_bits": _blocks(2),
     "blocks-four_bits": _blocks(4),
+    "blocks-on_many_nodes": _by_nodes(),
     "sparcml_buckets": Recipe(
         lambda density, wire: recipes.sparcml_buckets(*_in_buckets(density, 20)), _rounded_buckets, True, False, False
     ),

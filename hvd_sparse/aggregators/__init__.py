@@ -2,6 +2,7 @@
 
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.base import Aggregator
+from hvd_sparse.aggregators.by_nodes import ByNodes
 from hvd_sparse.aggregators.compressed import Accumulated, Compressed
 from hvd_sparse.aggregators.dense_below import DenseBelow
 from hvd_sparse.aggregators.hierarchical import Hierarchical
@@ -18,6 +19,7 @@ __all__ = [
     "Accumulated",
     "Aggregator",
     "AllReduce",
+    "ByNodes",
     "Compressed",
     "DenseBelow",
     "Exchange",

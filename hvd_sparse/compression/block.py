@@ -9,9 +9,12 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection
-from hvd_sparse.compression.quantizers import Plain, Quantizer
+from hvd_sparse.compression.quantizers import QSGD, Plain, Quantizer
 from hvd_sparse.compression.selection import Steps, check_wire_dtype, rounding_seed, slices_of
 from hvd_sparse.spec import Spec
+
+PAIR_BITS = 64  # an index and a float32
+BUCKET = 128  # values with a scale of their own, at 4 and 8 bits
 
 
 class Deal(NamedTuple):
@@ -144,10 +147,17 @@ class Block(Compressor):
         return -(-size // self.blocks)
 
     def at_density(self, density):
-        """The same with as many blocks as come closest to the density; at 1 all is sent unrounded, as a dense step."""
-        if density == 1.0:
-            return dataclasses.replace(self, blocks=1, quantizer=None)
-        return dataclasses.replace(self, blocks=max(1, round(1.0 / density)))
+        """The same with as many bits as a selection of that density takes with its positions: 64 for each element sent.
+
+        With more than one block's, values get more bits: 4, 8 or 16; at 1 all is sent unrounded, as a dense step.
+        """
+        bits, own = PAIR_BITS * density, self.coder.code_bytes(8)  # bytes of eight values are bits of one
+        if density < 1.0 and bits <= own:
+            return dataclasses.replace(self, blocks=round(own / bits))
+        if density < 1.0 and bits <= 8.0:
+            return dataclasses.replace(self, blocks=1, quantizer=QSGD(4 if bits <= 4.0 else 8, BUCKET))
+        wire = "float16" if bits <= 16.0 else "float32"
+        return dataclasses.replace(self, blocks=1, quantizer=None, wire_dtype=wire)
 
     def compress(self, parts, state, residual=None):
         alone = parts.shape[0] == 1 and parts.dtype == tf.float32

@@ -8,7 +8,9 @@ from hvd_sparse.compression.base import NewValues
 from hvd_sparse.compression.selection import Steps
 from hvd_sparse.spec import Spec
 
-SAMPLE = 256  # elements
+SAMPLE = 256  # elements, at most
+SHARE = 1 / 2500  # of the vector: 2% of what `recommended` sends at a density of 1%
+LEAST = 16  # elements, or all
 MEMORY = 0.99  # of the sums of squares, per exchange
 
 
@@ -22,6 +24,7 @@ class GainRatio(Steps):
     and over past exchanges, which count less the older they are. It is 1 before the first exchange.
 
     Attributes:
+        sample: the number of elements that are drawn in each exchange.
         sums: the squares of the mean and of one node, [2] float32.
     """
 
@@ -29,6 +32,7 @@ class GainRatio(Steps):
         own = spec._replace(name=f"{spec.name}_gain_ratio")
         super().__init__(own)
         self._parts, self._nodes = spec.parts, spec.senders
+        self.sample = min(self.size, max(LEAST, min(SAMPLE, int(SHARE * self.size) - 1)))
         self.sums = tf.Variable(tf.zeros([2]), trainable=False, name=f"{own.name}_sums")
 
     def restart(self) -> None:
@@ -47,12 +51,12 @@ class GainRatio(Steps):
             parts: [n, size], the gradients of the node's ranks.
 
         Returns:
-            [min(size, 256) + 1] float32.
+            [sample + 1] float32.
         """
         drawn = parts
-        if self.size > SAMPLE:
+        if self.size > self.sample:
             seed = tf.stack([tf.constant(self.number, tf.int64), self.step.read_value()])
-            places = tf.random.stateless_uniform([SAMPLE], seed, 0, self.size, tf.int32)
+            places = tf.random.stateless_uniform([self.sample], seed, 0, self.size, tf.int32)
             drawn = tf.gather(parts, places, axis=1)
         own = tf.reduce_sum(tf.cast(drawn, tf.float32), axis=0) / float(self._parts)
         return tf.concat([own, [tf.reduce_sum(tf.square(own))]], 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.aggregators import Aggregator, ByNodes
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.spec import components, parts, rebuilt
 
@@ -18,10 +18,13 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
         wire_dtype: "float32", "float16" or "bfloat16".
 
     Raises:
-        ValueError: if a part encodes what it sends, or was given another dtype.
+        ValueError: if a part encodes what it sends and is used whatever the number of nodes, or was given another
+            dtype.
     """
     if not isinstance(part, (Aggregator, Compressor)):
         return part
+    if isinstance(part, ByNodes):  # a choice that sends fewer bits already stays as it is
+        return part.each(lambda choice: choice if _encodes(choice) else with_wire_dtype(choice, wire_dtype))
     if "wire_dtype" in components(part) and not part.has_own_code:
         return _replaced(part, wire_dtype)
     if part.has_own_code or not any(isinstance(each, (Aggregator, Compressor)) for each in list(parts(part))[1:]):
@@ -30,6 +33,10 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
             "out compression, or use a recipe with a wire_dtype, such as hvd.recipes.topk(density)."
         )
     return rebuilt(part, lambda inner: with_wire_dtype(inner, wire_dtype))
+
+
+def _encodes(recipe: Aggregator) -> bool:
+    return any(isinstance(part, Compressor) and part.has_own_code for part in parts(recipe))
 
 
 def _replaced(part: Any, wire_dtype: str) -> Any:

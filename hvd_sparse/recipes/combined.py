@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_sparse.aggregators import Accumulated, Aggregator, Compressed, Hierarchical, LocalSteps, Outer
+from hvd_sparse.aggregators import Accumulated, Aggregator, ByNodes, Compressed, Hierarchical, LocalSteps, Outer
 from hvd_sparse.aggregators.named import named
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import QSGD
@@ -12,9 +12,11 @@ from hvd_sparse.compression.selectors import BucketTopK, Quantized, TopK
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.recipes.changes import DGC_DENSITIES, momentum_corrected, updates, warmup
-from hvd_sparse.recipes.sparse import dropping, hitopk, mstopk, topk
+from hvd_sparse.recipes.sparse import blocks, dropping, hitopk, mstopk, topk
 from hvd_sparse.recipes.whole import dense, torus2d
 from hvd_sparse.tuning.auto import BUDGET, Auto
+
+MANY = 3  # nodes from which on `recommended` averages blocks
 
 
 @named
@@ -41,19 +43,30 @@ def dgc(
 
 @named
 def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
-    """The recipe to start with: HiTopKComm of each node's updates, with gradients computed ahead (see `updates`).
+    """The recipe to start with: updates of each node, with gradients computed ahead (see `updates`), in few bytes.
+
+    Two nodes send each other the largest of their updates, as `hitopk`. What each node selects would have to reach all
+    others, so on more nodes one of several blocks is averaged in each step, as by `blocks`, in as many bytes as two
+    nodes send, however many there are; the first rank logs which it is.
 
     In your own loop, compute gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so. Begin with the learning
     rate that is best for dense training: updates are multiplied by the root of the gain ratio.
 
     Args:
-        density: the share of the updates that is sent.
-        seed: seed of MSTopK.
+        density: the share of the updates that is sent between two nodes; on more, the budget of as many bytes: at 0.01
+            one of 3 blocks in 2 bits.
+        seed: seed of MSTopK, and of the rounding to 4 or 8 bits.
 
     Raises:
         ValueError: if an argument is invalid.
     """
-    return updates(hitopk(density, seed=seed), ahead=True, gain_ratio=True)
+    if callable(density):
+        raise ValueError(
+            "Expected a number as the density, got a function of the step: use recipes.warmup(recipes.recommended("
+            "0.01), steps=...), or recipes.updates(recipes.hitopk(density), ahead=True, gain_ratio=True)."
+        )
+    few, many = hitopk(density, seed=seed), blocks(seed=seed).at_density(density)
+    return updates(ByNodes(((1, few), (MANY, many))), ahead=True, gain_ratio=True)
 
 
 @named

@@ -12,7 +12,7 @@ from hvd_sparse.aggregators import (
 )
 from hvd_sparse.aggregators.named import named
 from hvd_sparse.compression.base import Compressor
-from hvd_sparse.compression.block import Block
+from hvd_sparse.compression.block import BUCKET, Block
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.held import HeldThreshold
 from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits
@@ -58,7 +58,7 @@ def blocks(count: int = 3, bits: int | None = 2, wire_dtype: str = "float32", se
     if bits not in (None, 1, 2, 4, 8):
         raise ValueError(f"Expected bits to be 1, 2, 4, 8 or None, got {bits!r}: None sends values in wire_dtype.")
     coders: dict[int, Quantizer] = {1: OneBit("global"), 2: TwoBits()}
-    coder = None if bits is None else coders.get(bits) or QSGD(bits, 128)
+    coder = None if bits is None else coders.get(bits) or QSGD(bits, BUCKET)
     return Hierarchical(RotatingBlocks(ErrorFeedback(Block(count, wire_dtype, coder, seed))))
 
 

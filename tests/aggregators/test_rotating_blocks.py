@@ -77,7 +77,7 @@ def test_bytes_are_those_of_two_blocks_whatever_the_number_of_nodes(bits, bytes_
 
 @pytest.mark.parametrize("ranks, local_size", [(4, 2), (3, 1)])
 def test_nothing_is_lost_from_stage_to_stage_and_dense_steps_are_exact(ranks, local_size):
-    found = trained(recipes.warmup(recipes.blocks(6, 2), 2, [0.5, 0.34], dense_steps=1), ranks, local_size, 9)
+    found = trained(recipes.warmup(recipes.blocks(6, 2), 2, [0.016, 0.0104], dense_steps=1), ranks, local_size, 9)
     np.testing.assert_array_equal(found[0][0][0], (went_in(ranks, 1) / ranks).astype(np.float32))
     np.testing.assert_allclose(came_out(found), went_in(ranks, 9), atol=1e-3)
     shard = SIZE // local_size

@@ -80,3 +80,21 @@ def ranks_whose_shards_are_empty_take_part_with_the_others(optimizer):
 
     own = trained_by(hvd.recipes.updates(hvd.recipes.hitopk(1.0)))
     np.testing.assert_allclose(own, trained_by(hvd.recipes.torus2d()), rtol=1e-5)
+
+
+@case(
+    ranks=(4,),
+    over=lambda ranks: [{"first": 2, "then": 1}, {"first": 1, "then": 2}],
+    quick=lambda ranks, first, **_: first == 2,
+)
+def recommended_continues_on_another_number_of_nodes(first, then):
+    """Two nodes send the largest of their updates, four average blocks."""
+    folder, recipe = shared_folder(), hvd.recipes.recommended(0.05)
+    hvd.init(local_size=first)
+    before = trained_with_checkpoints(folder, 4, recipe, optimizer=OPTIMIZERS["Adam"]())
+    hvd.init(local_size=then)
+    model = trained_with_checkpoints(folder, 8, recipe, optimizer=OPTIMIZERS["Adam"]())
+    losses = model.history.history["loss"]
+    assert len(losses) == 4 and losses[-1] < 0.7 * before.history.history["loss"][0], losses
+    own = {id(variable) for variable in exchange_of(model.optimizer).local_variables()}
+    assert_replicas_equal([variable for variable in model.trainable_variables if id(variable) not in own])
