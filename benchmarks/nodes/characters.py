@@ -1,4 +1,4 @@
-"""The task: a small Transformer learns the characters of Python's own library, on nodes that are threads."""
+"""The task: a small model learns the characters of Python's own library, on nodes that are threads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from benchmarks.convergence.threads import FlatModel, Rank
+from benchmarks.nodes import arms
 from benchmarks.studies.sources import fingerprint_of
-from hvd_sparse import recipes
 from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.spec import describe
 from tests import threads
 
 LENGTH, CHARACTERS, WIDTH, LAYERS, HEADS = 48, 128, 64, 2, 4
 FILES, TRAINED = 120, 100
 BATCH = 64  # pieces in a step, of all nodes together
-RATE = 3e-3  # Adam's, times that of a run
+RATES = {"transformer": 3e-3, "convolutions": 0.1}  # of Adam, and of SGD with momentum, times that of a run
 EVALUATED = 1024
-ARMS = {
-    "dense": recipes.dense,
-    "recommended": recipes.recommended,
-    "blocks": lambda: recipes.updates(recipes.blocks(3, 2), ahead=True, gain_ratio=True),
-    "blocks6": lambda: recipes.updates(recipes.blocks(6, 2), ahead=True, gain_ratio=True),
-    "blocks2": lambda: recipes.updates(recipes.blocks(2, 2), ahead=True, gain_ratio=True),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,21 +34,24 @@ class Run:
 
     Attributes:
         arm: a key of `ARMS`.
+        model: "transformer", which Adam trains, or "convolutions", which SGD with momentum does.
         nodes: number of nodes N; each takes 64 / N pieces a step.
         steps: of the training, of which the first tenth is warm-up; then the rate falls as a cosine.
-        rate: in units of `RATE`.
+        rate: in units of the model's in `RATES`.
         seed: of the weights and of the pieces.
     """
 
     arm: str
+    model: str
     nodes: int
     steps: int
     rate: float
     seed: int = 0
 
     def fingerprint(self) -> str:
-        """What identifies the run, of which the sources are part."""
-        return fingerprint_of(dataclasses.asdict(self), ["benchmarks/nodes/characters.py"])
+        """What identifies the run, of which the recipe and the sources are part."""
+        run = {**dataclasses.asdict(self), "recipe": describe(arms.made(self.arm))}
+        return fingerprint_of(run, ["benchmarks/nodes/characters.py"])
 
 
 @functools.cache
@@ -71,17 +68,31 @@ def pieces(text: np.ndarray, random: np.random.Generator, count: int) -> np.ndar
     return np.stack([text[start : start + LENGTH + 1] for start in starts])
 
 
-def make_model() -> keras.Model:
-    """The Transformer, of 117,000 parameters."""
+def make_model(name: str) -> keras.Model:
+    """A Transformer of 117,000 parameters, or dilated convolutions of 90,000."""
     layers = keras.layers
     ids = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(CHARACTERS, WIDTH)(ids) + layers.Embedding(LENGTH, WIDTH)(keras.ops.arange(LENGTH)[None])
+    x = {"transformer": _attended, "convolutions": _convolved}[name](x)
+    return keras.Model(ids, layers.Dense(CHARACTERS)(layers.LayerNormalization()(x)))
+
+
+def _attended(x: Any) -> Any:
+    layers = keras.layers
     for _ in range(LAYERS):
         normed = layers.LayerNormalization()(x)
         x = x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(normed, normed, use_causal_mask=True)
         normed = layers.LayerNormalization()(x)
         x = x + layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(normed))
-    return keras.Model(ids, layers.Dense(CHARACTERS)(layers.LayerNormalization()(x)))
+    return x
+
+
+def _convolved(x: Any) -> Any:
+    layers = keras.layers
+    for dilation in (1, 2, 4, 8):
+        near = layers.Conv1D(WIDTH, 3, padding="causal", dilation_rate=dilation, activation="relu")
+        x = x + layers.Conv1D(WIDTH, 1)(near(layers.LayerNormalization()(x)))
+    return x
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -92,7 +103,7 @@ def train(run: Run) -> dict[str, Any]:
     """
     keras.utils.clear_session()
     keras.utils.set_random_seed(run.seed)
-    model, recipe = make_model(), ARMS[run.arm]()
+    model, recipe = make_model(run.model), arms.made(run.arm)
     flat = FlatModel(model, recipe.sends_all)
     everyone = threads.grids(run.nodes, 1, in_order=False)
     ranks = [Rank(grid, flat.packed(), functools.partial(_optimizer, run, recipe)) for grid in everyone]
@@ -116,10 +127,11 @@ def train(run: Run) -> dict[str, Any]:
 
 def _optimizer(run: Run, recipe: Aggregator, telemetry: hvd.Telemetry) -> Any:
     warm = run.steps // 10
-    rate = keras.optimizers.schedules.CosineDecay(
-        1e-5, run.steps - warm, warmup_target=RATE * run.rate, warmup_steps=warm
-    )
-    return hvd.DistributedOptimizer(keras.optimizers.Adam(rate), aggregator=recipe, telemetry=telemetry)
+    peak = RATES[run.model] * run.rate
+    rate = keras.optimizers.schedules.CosineDecay(1e-5, run.steps - warm, warmup_target=peak, warmup_steps=warm)
+    adam = run.model == "transformer"
+    optimizer = keras.optimizers.Adam(rate) if adam else keras.optimizers.SGD(rate, momentum=0.9)
+    return hvd.DistributedOptimizer(optimizer, aggregator=recipe, telemetry=telemetry)
 
 
 def _loss(model: keras.Model, values: Any, batch: Any) -> tf.Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.nodes import bench_nodes
-from benchmarks.nodes.characters import ARMS, Run, pieces, texts
+from benchmarks.nodes.arms import ARMS
+from benchmarks.nodes.characters import Run, pieces, texts
 
 
 def outcome(bits, sent=1000.0):
@@ -19,11 +20,11 @@ def outcome(bits, sent=1000.0):
 
 def test_an_arm_counts_at_its_best_rate_beside_dense_training():
     outcomes = {
-        Run("dense", 2, 100, 1.0): outcome(2.5, 500_000.0),
-        Run("blocks", 2, 100, 1.0): outcome(2.8, 10_000.0),
-        Run("blocks", 2, 100, 2.0): outcome(2.6, 10_000.0),
-        Run("blocks", 2, 100, 4.0): outcome(2.7, 10_000.0),
-        Run("blocks", 2, 100, 2.0, seed=1): outcome(2.62, 10_000.0),
+        Run("dense", "transformer", 2, 100, 1.0): outcome(2.5, 500_000.0),
+        Run("blocks", "transformer", 2, 100, 1.0): outcome(2.8, 10_000.0),
+        Run("blocks", "transformer", 2, 100, 2.0): outcome(2.6, 10_000.0),
+        Run("blocks", "transformer", 2, 100, 4.0): outcome(2.7, 10_000.0),
+        Run("blocks", "transformer", 2, 100, 2.0, seed=1): outcome(2.62, 10_000.0),
     }
     blocks, dense = bench_nodes.table(outcomes)
     assert (blocks["arm"], blocks["rate"], blocks["bracketed"], blocks["seeds"]) == ("blocks", 2.0, True, 2)
@@ -32,13 +33,13 @@ def test_an_arm_counts_at_its_best_rate_beside_dense_training():
 
 
 def test_without_dense_training_nothing_is_said_of_it():
-    (row,) = bench_nodes.table({Run("blocks", 4, 100, 1.0): outcome(2.5)})
+    (row,) = bench_nodes.table({Run("blocks", "transformer", 4, 100, 1.0): outcome(2.5)})
     assert row["over_dense"] is None
-    assert "| 4 | 100 | blocks | 2.500 |  |" in bench_nodes.render([row], "Made up.")
+    assert "| transformer | 4 | 100 | blocks | 2.500 |  |" in bench_nodes.render([row], "Made up.")
 
 
 def test_the_picture_can_be_drawn(tmp_path):
-    outcomes = {Run(arm, nodes, 100, 1.0): outcome(2.5) for arm in ARMS for nodes in (2, 4)}
+    outcomes = {Run(arm, "transformer", nodes, 100, 1.0): outcome(2.5) for arm in ARMS for nodes in (2, 4)}
     bench_nodes.draw(bench_nodes.table(outcomes), tmp_path / "nodes.png")
     assert (tmp_path / "nodes.png").stat().st_size > 1000
 
@@ -65,4 +66,6 @@ def test_a_training_is_made_once(tmp_path):
     rows = list(map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines()))
     assert [row["arm"] for row in rows] == ["dense", "blocks", "recommended"]
     assert all(3 < row["bits"] < 7 for row in rows) and rows[1]["sent"] < rows[0]["sent"] / 30
-    assert (tmp_path / "nodes.png").exists() and "| 4 | 20 | blocks |" in (tmp_path / "nodes.md").read_text()
+    assert (tmp_path / "nodes.png").exists() and "| transformer | 4 | 20 | blocks |" in (
+        tmp_path / "nodes.md"
+    ).read_text()

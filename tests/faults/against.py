@@ -2,10 +2,11 @@
 
     .venv/bin/python -m tests.faults.against 8795051
 
-The commit is checked out into a temporary folder and its native libraries are built there; the tests of this checkout
-replace its own. A control, whose name begins with "control_", has to pass there: it uses the same names as the tests
-beside it, so these do not fail for want of a name. Each test that does not fail, each control that does, each file
-without one, and each failure by a name that is missing there is listed, and the command then exits with status 1.
+The commit is checked out into a temporary folder and its native libraries are built there; the tests of this checkout,
+and the cluster in a box that some need, replace its own. A control, whose name begins with "control_", has to pass
+there: it uses the same names as the tests beside it, so these do not fail for want of a name. Each test that does not
+fail, each control that does, each file without one, and each failure by a name that is missing there is listed, and the
+command then exits with status 1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pytest
 from tests.faults.ranks import ALONE
 
 ROOT = pathlib.Path(__file__).parents[2]
+SHARED = "benchmarks/machines"  # all of benchmarks that tests of faults may import
 # The last line of a traceback by a name that is new.
 _LACKS_A_NAME = re.compile(
     r"^(?:E\s+)?(?:(?:Import|ModuleNotFound|Attribute)Error\b|TypeError: .*unexpected keyword argument)", re.MULTILINE
@@ -33,11 +35,12 @@ _LACKS_A_NAME = re.compile(
 
 
 def lay_out(revision: str, folder: pathlib.Path) -> None:
-    """Sets up the commit's packages, built, with the tests of this checkout."""
+    """Sets up the commit's packages, built, with the tests of this checkout and what they share with benchmarks."""
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
     shutil.rmtree(folder / "tests")
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for ours in ("tests", SHARED):
+        shutil.copytree(ROOT / ours, folder / ours, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     print(f"Building the native libraries of {revision} ...", flush=True)
     subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=folder, check=True)
 

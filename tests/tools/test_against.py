@@ -1,5 +1,7 @@
 """The command that runs tests of faults against a commit that has them: what it accepts."""
 
+import re
+
 import pytest
 
 from tests.faults import against
@@ -10,6 +12,13 @@ ENDED = {
     "tests.faults.test_two_ranks::test_nodes[written.control_what_works]": "passed",
     "tests.faults.test_two_ranks::test_nodes[written.a_fault]": "failed",
 }
+
+
+def test_of_benchmarks_tests_of_faults_import_only_what_is_brought_to_the_commit():
+    shared = against.SHARED.replace("/", ".")
+    for file in (against.ROOT / "tests" / "faults").glob("*.py"):
+        found = re.findall(r"^(?:from|import) (benchmarks\S*)", file.read_text(), re.MULTILINE)
+        assert all(each == shared or each.startswith(f"{shared}.") for each in found), f"{file}: {found}"
 
 
 def test_faults_fail_and_controls_pass():
