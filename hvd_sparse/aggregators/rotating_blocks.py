@@ -82,7 +82,7 @@ class RotatingBlocks(Compressed):
             culprit=blame(selection.culprit, parts.sources, spec.grid),
             updates=(*written, *updates),
             traffic=counted.traffic.plus(asking),
-            selected=tf.size(selection.slices.indices),
+            selected=self._deal(state).count(step),
             considered=spec.size,
             nonfinite=invalid,
         )
@@ -108,13 +108,19 @@ class RotatingBlocks(Compressed):
     def _create(self, spec, communicator):
         return _Owning(spec, communicator, self.compressor.create(spec))
 
+    @property
+    def _block(self) -> Block:
+        return next(each for each in parts(self.compressor) if isinstance(each, Block))
+
+    def _deal(self, state: _Owning) -> Deal:
+        return turns_of(state.inner).deal(self._block.blocks)
+
     def _through_owners(
         self, selection: Selection, step: tf.Tensor, divisor: int, counted: CountingCommunicator, state: _Owning
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[Update, ...]]:
         """The mean [size], whether any rank's part is invalid, and the updates of the owner's state."""
-        block = next(each for each in parts(self.compressor) if isinstance(each, Block))
-        deal = turns_of(state.inner).deal(block.blocks)
-        parcel = _Parcel(block.coder, deal.each)
+        deal = self._deal(state)
+        parcel = _Parcel(self._block.coder, deal.each)
         coded: Any = selection.coded
         rows = parcel.packed(coded.codes, coded.scales, selection.culprit != 0)
         updates: tuple[Update, ...] = ()
@@ -134,14 +140,15 @@ class RotatingBlocks(Compressed):
         values, invalid = parcel.opened(arrived, deal.pieces)
         own = deal._replace(size=deal.longest, pieces=1)
         error, missing = state.error.read_value(), own.size - state.piece.size
-        kept, errors, _ = own.take(tf.pad(error, [[0, missing]]) if missing else error, None, step)
+        kept = tf.pad(error, [[0, missing]]) if missing else error
+        errors, _ = own.take(kept, None, step)
         sums = ops.sum_parts(values)[0][tf.newaxis] + errors
         invalid |= ~tf.reduce_all(tf.math.is_finite(sums * parcel.coder.headroom))
         sums = tf.where(invalid, 0.0, sums)
         seed = -1 - rounding_seed(0, state.spec, step)  # the ranks' own have positive ones
         codes, scales = parcel.coder.encode_rows(sums, seed)
         decoded = tf.reshape(parcel.coder.decode_rows(codes, scales, deal.each), sums.shape)
-        remaining = own.keep(kept, sums, decoded, step)
+        remaining = own.keep(kept, None, sums, decoded, step)
         error = remaining[: state.piece.size] if missing else remaining
         return tf.reshape(parcel.packed(codes, scales, invalid), [-1]), error
 

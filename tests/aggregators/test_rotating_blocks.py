@@ -34,6 +34,9 @@ def test_each_element_has_its_turn_once_in_a_cycle(size, pieces, blocks):
     deal = Deal(size, pieces, blocks)
     places = [deal.places(tf.constant(step, tf.int64)).numpy().ravel() for step in range(deal.cycle)]
     assert all((block >= 0).any() for block in places) and deal.cycle <= blocks
+    assert [int(deal.count(tf.constant(step, tf.int64))) for step in range(deal.cycle)] == [
+        (block >= 0).sum() for block in places
+    ]
     found = np.concatenate(places)
     np.testing.assert_array_equal(np.sort(found[found >= 0]), np.arange(size))
 
@@ -42,7 +45,7 @@ def test_each_element_has_its_turn_once_in_a_cycle(size, pieces, blocks):
 def test_what_is_taken_block_by_block_is_the_vector(size, pieces, blocks):
     deal, numbers, summed = Deal(size, pieces, blocks), tf.range(1.0, size + 1), np.zeros(size)
     for step in map(tf.constant, np.arange(deal.cycle)):
-        _, values, _ = deal.take(numbers, None, step)
+        values, _ = deal.take(numbers, None, step)
         summed += deal.spread(values, step, 1.0, tf.float32)
     np.testing.assert_array_equal(summed, numbers)
 
