@@ -24,7 +24,16 @@ NAMES = {"topk": "NaiveAG", "tree": "TreeAR", "torus2d": "2DTAR", "hitopk": "HiT
 NODES = [2**power for power in range(11)]
 BEYOND_SIZE = model.MODEL_SIZES["resnet50"]
 BEYOND_DENSITIES = (0.01, 0.001)
-PAIRS = (("hitopk", "torus2d"), ("hitopk", "tree"), ("torus2d", "tree"), ("topk", "tree"), ("topk", "hitopk"))
+BEYOND = {**NAMES, "blocks": "blocks(3, 2)"}  # the last, ours, is `recommended` on three nodes or more
+PAIRS = (
+    ("hitopk", "torus2d"),
+    ("hitopk", "tree"),
+    ("torus2d", "tree"),
+    ("topk", "tree"),
+    ("topk", "hitopk"),
+    ("hitopk", "blocks"),
+    ("blocks", "torus2d"),
+)
 PREDICTED = "MSTopK-SGD"
 
 
@@ -105,13 +114,13 @@ def calculate() -> dict[str, Any]:
         ],
         "beyond": {
             density: {
-                recipe: {nodes: _beyond(recipe, nodes, density, constants) for nodes in NODES} for recipe in NAMES
+                recipe: {nodes: _beyond(recipe, nodes, density, constants) for nodes in NODES} for recipe in BEYOND
             }
             for density in BEYOND_DENSITIES
         },
         "crossovers": {
             density: {
-                f"{NAMES[one]} slower than {NAMES[other]}": model.overtaken(
+                f"{BEYOND[one]} slower than {BEYOND[other]}": model.overtaken(
                     one, other, constants, BEYOND_SIZE, Setting(density=density), NODES[-1]
                 )
                 for one, other in PAIRS
@@ -260,10 +269,10 @@ def _nodes(found: dict[str, Any]) -> list[str]:
     for density, taken in found["beyond"].items():
         rows = []
         for nodes in NODES:
-            times = {recipe: taken[recipe][nodes] for recipe in NAMES}
-            fastest = NAMES[min(times, key=times.__getitem__)]
+            times = {recipe: taken[recipe][nodes] for recipe in BEYOND}
+            fastest = BEYOND[min(times, key=times.__getitem__)]
             rows.append([f"{nodes:,}", *(f"{1e3 * seconds:.1f}" for seconds in times.values()), fastest])
-        lines += [f"Density {density}:", "", *_table(["nodes", *NAMES.values(), "fastest"], rows), ""]
+        lines += [f"Density {density}:", "", *_table(["nodes", *BEYOND.values(), "fastest"], rows), ""]
         for pair, nodes in found["crossovers"][density].items():
             at = f"from {nodes} nodes" if nodes is not None else f"at no number of nodes up to {NODES[-1]:,}"
             lines.append(f"- {pair} {at}")
@@ -292,13 +301,13 @@ def draw(found: dict[str, Any], path: str) -> None:
         bars.bar(list(found["figure 8"]), heights, bottom=bottom, label=step)
         bottom += heights
     bars.set(title="Fig. 8: HiTopKComm, density 0.01", ylabel="ms")
-    for number, recipe in enumerate(NAMES):
+    for number, recipe in enumerate(BEYOND):
         for density, style in zip(BEYOND_DENSITIES, ("-", "--"), strict=True):
             sparse = recipe in ("topk", "hitopk")
             if not sparse and density != BEYOND_DENSITIES[0]:
                 continue
             taken = found["beyond"][density][recipe]
-            label = f"{NAMES[recipe]}, {density}" if sparse else NAMES[recipe]
+            label = f"{BEYOND[recipe]}, {density}" if sparse else BEYOND[recipe]
             times = [1e3 * seconds for seconds in taken.values()]
             nodes.loglog(list(taken), times, style, color=f"C{number}", label=label)
     nodes.set(title="25.6M elements", xlabel="nodes of 8", ylabel="ms")

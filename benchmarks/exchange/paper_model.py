@@ -147,9 +147,9 @@ def selection_seconds(size: int) -> float:
 
 
 def steps(recipe: str, where: Cluster, size: int, setting: Setting = AS_REPORTED) -> dict[str, float]:
-    """Seconds of each step of an exchange; selection is that of a V100."""
+    """Seconds of each step of an exchange; selection, where there is any, is that of a V100."""
     taken = costs.MODELS[recipe](where, size, setting.density, setting.element)
-    if "selection" in taken:
+    if "selection" in taken and recipe != "blocks":  # which selects nothing
         taken["selection"] = selection_seconds(math.ceil(size / where.local) if recipe == "hitopk" else size)
     return taken
 

@@ -23,6 +23,7 @@ from hvd_sparse.tuning.links import measure
 
 MODEL_SIZES = {"resnet50": 25_600_000, "vgg19": 143_700_000, "transformer": 110_000_000}  # parameters
 DENSITIES = (0.001, 0.01, 0.1)
+COMPARED = (*CANDIDATES, "blocks")  # what `auto` tries, and `recommended` on three nodes or more at a density of 0.01
 
 
 class Plan(NamedTuple):
@@ -39,7 +40,7 @@ class Plan(NamedTuple):
     reason: str
 
 
-def plan(cluster: costs.Cluster, size: int, density: float, candidates: Sequence[str] = CANDIDATES) -> Plan:
+def plan(cluster: costs.Cluster, size: int, density: float, candidates: Sequence[str] = COMPARED) -> Plan:
     """Chooses a recipe for a vector by the cost model; of equally fast ones, the first; on one node, of the dense ones.
 
     Args:
@@ -80,11 +81,11 @@ def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSIT
         else "a single node",
         f"selection:      {1e-9 * cluster.memory:9.1f} GB/s a rank, {1e9 * cluster.entry:.1f} ns for each that is kept",
         "",
-        "density " + "".join(f"{name + ', ms':>14}" for name in CANDIDATES) + "   choice",
+        "density " + "".join(f"{name + ', ms':>14}" for name in COMPARED) + "   choice",
     ]
     for density in densities:
         chosen = plan(cluster, size, density)
-        times = "".join(f"{1e3 * chosen.seconds[name]:14.2f}" for name in CANDIDATES)
+        times = "".join(f"{1e3 * chosen.seconds[name]:14.2f}" for name in COMPARED)
         lines.append(f"{density:<8g}{times}   {chosen.reason}")
     return "\n".join(lines)
 
