@@ -39,6 +39,7 @@ BENCHMARKS = {
     "optimizer": Benchmark("What does a step cost if the exchange runs the optimizer?", "minutes"),
     "paper": Benchmark("Does the cost model fit CommLib's cluster, and what of larger ones?", "seconds"),
     "passes_gpu": Benchmark("How fast are the GPU passes of momentum, LARS and LAMB?", "minutes"),
+    "scale": Benchmark("What does it cost a rank that there are more nodes?", "minutes"),
     "servers": Benchmark("Do servers help slow links and ranks of unequal speed?", "an hour"),
     "sparcml": Benchmark("When are sparse sums faster than dense ones?", "minutes"),
     "topk": Benchmark("What does selection cost?", "minutes"),
