@@ -75,8 +75,9 @@ def _sent(aggregator: Aggregator) -> str:
     what = "updates" if any(isinstance(part, LocalUpdates) for part in found) else "gradients"
     block = next((part for part in found if isinstance(part, Block)), None)
     if block is not None:
+        sent = f"one of {block.blocks} blocks of the {what} in each step, the same on all nodes"
         bits = block.coder.code_bytes(8)  # bytes of eight values
-        return f"one of {block.blocks} blocks of the {what} in each step, the same on all nodes, {bits} bits a value"
+        return f"{sent if block.blocks > 1 else f'all {what}'}, {bits} bits a value"
     shares = [part.share for part in found if part.share is not None]
     return f"the largest {100 * min(shares):.3g}% of each node's {what}" if shares else f"a part of each node's {what}"
 
