@@ -140,15 +140,14 @@ class RotatingBlocks(Compressed):
         values, invalid = parcel.opened(arrived, deal.pieces)
         own = deal._replace(size=deal.longest, pieces=1)
         error, missing = state.error.read_value(), own.size - state.piece.size
-        kept = tf.pad(error, [[0, missing]]) if missing else error
-        errors, _ = own.take(kept, None, step)
+        kept, errors, _ = own.take(tf.pad(error, [[0, missing]]) if missing else error, None, step)
         sums = ops.sum_parts(values)[0][tf.newaxis] + errors
         invalid |= ~tf.reduce_all(tf.math.is_finite(sums * parcel.coder.headroom))
         sums = tf.where(invalid, 0.0, sums)
         seed = -1 - rounding_seed(0, state.spec, step)  # the ranks' own have positive ones
         codes, scales = parcel.coder.encode_rows(sums, seed)
         decoded = tf.reshape(parcel.coder.decode_rows(codes, scales, deal.each), sums.shape)
-        remaining = own.keep(kept, None, sums, decoded, step)
+        remaining = own.keep(kept, sums, decoded, step)
         error = remaining[: state.piece.size] if missing else remaining
         return tf.reshape(parcel.packed(codes, scales, invalid), [-1]), error
 

@@ -50,8 +50,10 @@ class Deal(NamedTuple):
         """The number of blocks, and of steps until all elements had their turn."""
         return -(-self.longest // self.each)
 
-    def take(self, total: tf.Tensor, residual: tf.Tensor | None, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes the block of total + residual whose turn it is; one pass over memory.
+    def take(
+        self, total: tf.Tensor, residual: tf.Tensor | None, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Adds up, and takes the block whose turn it is; one pass over memory.
 
         Args:
             total: [size] float32.
@@ -59,24 +61,15 @@ class Deal(NamedTuple):
             step: [] int64, the number of blocks taken before.
 
         Returns:
-            The block's values [pieces, each], zeros if a sum is not finite, and whether all sums are, [] bool.
+            The sum [size], the block's values [pieces, each], zeros if a sum is not finite, and whether all sums are,
+            [] bool.
         """
         addend = tf.zeros([0]) if residual is None else residual
         return ops.library().hvd_take_block(total=total, residual=addend, step=step, **self._numbers)
 
-    def keep(
-        self,
-        total: tf.Tensor,
-        residual: tf.Tensor | None,
-        values: tf.Tensor,
-        decoded: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tf.Tensor:
-        """What remains of total + residual, [size]; in the block, values - decoded, both [pieces, each]."""
-        addend = tf.zeros([0]) if residual is None else residual
-        return ops.library().hvd_keep_block(
-            total=total, residual=addend, values=values, decoded=decoded, step=step, **self._numbers
-        )
+    def keep(self, kept: tf.Tensor, values: tf.Tensor, decoded: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Replaces the block in `kept` [size] by values - decoded, both [pieces, each]; it reuses kept's memory."""
+        return ops.library().hvd_keep_block(kept=kept, values=values, decoded=decoded, step=step, **self._numbers)
 
     def spread(self, values: tf.Tensor, step: tf.Tensor, divisor: float, dtype: tf.DType) -> tf.Tensor:
         """The vector [size] of a dtype with the block's values [pieces, each] / divisor, and zeros elsewhere."""
@@ -177,7 +170,7 @@ class Block(Compressor):
         alone = parts.shape[0] == 1 and parts.dtype == tf.float32
         total = parts[0] if alone else ops.sum_parts(parts)[0]
         deal, step = state.deal(self.blocks), state.step.read_value()
-        values, finite = deal.take(total, residual, step)
+        summed, values, finite = deal.take(total, residual, step)
         if self.coder.headroom != 1.0:
             finite &= tf.reduce_all(tf.math.is_finite(values * self.coder.headroom))
             values = tf.where(finite, values, 0.0)
@@ -186,7 +179,7 @@ class Block(Compressor):
         decoded = tf.reshape(self.coder.decode_rows(codes, scales, deal.each), values.shape)
         return Selection(
             slices=self._slices(decoded, deal, step),
-            residual=deal.keep(total, residual, values, decoded, step),
+            residual=deal.keep(summed, values, decoded, step),
             culprit=tf.cond(finite, lambda: tf.constant(0), lambda: _culprit(parts)),
             updates=state.next_step(),
             coded=Coded(codes, scales, self.coder),

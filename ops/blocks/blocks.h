@@ -25,17 +25,18 @@ typedef struct hvds_deal {
 // The deal of a vector; size, pieces and blocks are at least 1.
 hvds_deal hvds_deal_of(int64_t size, int64_t pieces, int64_t blocks);
 
-// Takes the block `turn` (in [0, cycle)) of total + residual.
+// Adds up, and takes the block `turn` (in [0, cycle)) of the sum.
 //   total:    [size].
 //   residual: [size], or NULL for zeros.
+//   sum:      [size], total + residual; may be total itself.
 //   values:   [pieces][each]; zeros if a sum is not finite.
 // Returns whether all sums are finite.
-bool hvds_take_block(const float* total, const float* residual, const hvds_deal* deal, int64_t turn, float* values,
-                     const hvds_parallel* parallel);
+bool hvds_take_block(const float* total, const float* residual, const hvds_deal* deal, int64_t turn, float* sum,
+                     float* values, const hvds_parallel* parallel);
 
-// Sets kept [size] to total + residual, as above, and in the block `turn` to values - decoded, both [pieces][each].
-void hvds_keep_block(const float* total, const float* residual, const float* values, const float* decoded,
-                     const hvds_deal* deal, int64_t turn, float* kept, const hvds_parallel* parallel);
+// Sets the block `turn` of kept [size] to values - decoded, both [pieces][each].
+void hvds_keep_block(const float* values, const float* decoded, const hvds_deal* deal, int64_t turn, float* kept,
+                     const hvds_parallel* parallel);
 
 // Sets mean [size] to the block's values / divisor, computed in float32 and rounded to `dtype`, and zeros elsewhere.
 void hvds_spread_block(const float* values, const hvds_deal* deal, int64_t turn, float divisor, void* mean,

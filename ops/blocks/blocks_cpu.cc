@@ -51,38 +51,21 @@ int task_count(const hvds_deal& deal, const hvds_parallel* parallel) {
 // The sum carries into the sign bit exactly if all bits of the exponent are set.
 uint32_t not_finite(float x) { return (bits_of(x) & 0x7fffffffu) + 0x00800000u; }
 
-// total + residual, or total alone; computed wherever it is needed, as storing it would cost more than adding again.
-struct Sum {
-  const float* total;
-  const float* residual;  // or null
-
-  bool finite(int64_t begin, int64_t end) const {
-    uint32_t signs = 0;
-    if (residual == nullptr) {
-      for (int64_t i = begin; i < end; ++i) signs |= not_finite(total[i]);
-    } else {
-      for (int64_t i = begin; i < end; ++i) signs |= not_finite(total[i] + residual[i]);
-    }
-    return (signs & 0x80000000u) == 0;
+bool add(const float* total, const float* residual, int64_t count, float* sum) {
+  uint32_t signs = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum[i] = total[i] + residual[i];
+    signs |= not_finite(sum[i]);
   }
+  return (signs & 0x80000000u) == 0;
+}
 
-  void store(int64_t begin, int64_t end, float* to) const {
-    if (residual == nullptr) {
-      std::copy(total + begin, total + end, to + begin);
-    } else {
-      for (int64_t i = begin; i < end; ++i) to[i] = total[i] + residual[i];
-    }
-  }
-
-  // Every stride-th element from `first` on.
-  void gather(int64_t first, int64_t stride, int64_t count, float* to) const {
-    const float* from = total + first;
-    for (int64_t i = 0; i < count; ++i) to[i] = from[i * stride];
-    if (residual == nullptr) return;
-    from = residual + first;
-    for (int64_t i = 0; i < count; ++i) to[i] += from[i * stride];
-  }
-};
+bool copy(const float* total, int64_t count, float* sum) {
+  uint32_t signs = 0;
+  for (int64_t i = 0; i < count; ++i) signs |= not_finite(total[i]);
+  std::memmove(sum, total, static_cast<size_t>(count) * sizeof *sum);
+  return (signs & 0x80000000u) == 0;
+}
 
 template <typename Element>
 void spread(const float* values, const hvds_deal& deal, int64_t turn, float divisor, Element* mean,
@@ -105,14 +88,16 @@ extern "C" hvds_deal hvds_deal_of(int64_t size, int64_t pieces, int64_t blocks) 
 }
 
 extern "C" bool hvds_take_block(const float* total, const float* residual, const hvds_deal* deal, int64_t turn,
-                                float* values, const hvds_parallel* parallel) {
-  const hvds::Sum sum{total, residual};
+                                float* sum, float* values, const hvds_parallel* parallel) {
   const int tasks = hvds::task_count(*deal, parallel);
   std::vector<char> finite(tasks, 1);
   hvds::for_windows(*deal, turn, parallel, tasks, [&](int task, const hvds::Window& window) {
-    finite[task] &= sum.finite(window.begin, window.end);
+    const int64_t begin = window.begin, count = window.end - window.begin;
+    finite[task] &= residual == nullptr ? hvds::copy(total + begin, count, sum + begin)
+                                        : hvds::add(total + begin, residual + begin, count, sum + begin);
+    const float* from = sum + window.first;
     const int64_t present = window.present(deal->cycle);
-    if (present > 0) sum.gather(window.first, deal->cycle, present, values + window.value);
+    for (int64_t i = 0; i < present; ++i) values[window.value + i] = from[i * deal->cycle];
     std::fill_n(values + window.value + present, window.count - present, 0.0f);
   });
   const bool all = std::all_of(finite.begin(), finite.end(), [](char each) { return each != 0; });
@@ -120,11 +105,9 @@ extern "C" bool hvds_take_block(const float* total, const float* residual, const
   return all;
 }
 
-extern "C" void hvds_keep_block(const float* total, const float* residual, const float* values, const float* decoded,
-                                const hvds_deal* deal, int64_t turn, float* kept, const hvds_parallel* parallel) {
-  const hvds::Sum sum{total, residual};
+extern "C" void hvds_keep_block(const float* values, const float* decoded, const hvds_deal* deal, int64_t turn,
+                                float* kept, const hvds_parallel* parallel) {
   hvds::for_windows(*deal, turn, parallel, hvds::task_count(*deal, parallel), [&](int, const hvds::Window& window) {
-    sum.store(window.begin, window.end, kept);
     float* to = kept + window.first;
     const int64_t present = window.present(deal->cycle);
     for (int64_t i = 0; i < present; ++i) to[i * deal->cycle] = values[window.value + i] - decoded[window.value + i];

@@ -61,19 +61,19 @@ absl::Status take_shape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ignored));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &ignored));
   TF_RETURN_IF_ERROR(block_shape(c, c->Dim(total, 0), &values));
-  c->set_output(0, values);
-  c->set_output(1, c->Scalar());
+  c->set_output(0, total);
+  c->set_output(1, values);
+  c->set_output(2, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status keep_shape(InferenceContext* c) {
-  ShapeHandle total, values, ignored;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &total));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ignored));
-  TF_RETURN_IF_ERROR(block_shape(c, c->Dim(total, 0), &values));
+  ShapeHandle kept, values;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &kept));
+  TF_RETURN_IF_ERROR(block_shape(c, c->Dim(kept, 0), &values));
+  TF_RETURN_IF_ERROR(c->Merge(c->input(1), values, &values));
   TF_RETURN_IF_ERROR(c->Merge(c->input(2), values, &values));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(3), values, &values));
-  c->set_output(0, total);
+  c->set_output(0, kept);
   return absl::OkStatus();
 }
 
@@ -91,6 +91,7 @@ REGISTER_OP("HvdTakeBlock")
     .Input("total: float")
     .Input("residual: float")
     .Input("step: int64")
+    .Output("sum: float")
     .Output("values: float")
     .Output("finite: bool")
     .Attr("pieces: int >= 1")
@@ -98,8 +99,7 @@ REGISTER_OP("HvdTakeBlock")
     .SetShapeFn(take_shape);
 
 REGISTER_OP("HvdKeepBlock")
-    .Input("total: float")
-    .Input("residual: float")
+    .Input("kept: float")
     .Input("values: float")
     .Input("decoded: float")
     .Input("step: int64")
@@ -119,27 +119,6 @@ REGISTER_OP("HvdSpreadBlock")
     .Attr("T: {float, half, bfloat16}")
     .SetShapeFn(spread_shape);
 
-// The inputs total [d] and residual [d] or [0], and whose turn it is.
-struct Given {
-  absl::Status read(OpKernelContext* context, const Dealer& dealer, int step) {
-    const Tensor& total = context->input(0);
-    const Tensor& residual = context->input(1);
-    if (total.dims() != 1 || residual.dims() != 1 ||
-        (residual.NumElements() != 0 && residual.NumElements() != total.NumElements())) {
-      return invalid_argument("Expected total [d] and residual [d] or [0], got shapes ", total.shape().DebugString(),
-                              " and ", residual.shape().DebugString());
-    }
-    addends = total.flat<float>().data();
-    others = residual.NumElements() == 0 ? nullptr : residual.flat<float>().data();
-    return dealer.deal(total.NumElements(), context->input(step), &deal, &turn);
-  }
-
-  const float* addends = nullptr;
-  const float* others = nullptr;  // null for zeros
-  hvds_deal deal;
-  int64_t turn = 0;
-};
-
 class TakeBlockOp : public OpKernel {
  public:
   explicit TakeBlockOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -147,19 +126,31 @@ class TakeBlockOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Given given;
-    OP_REQUIRES_OK(context, given.read(context, dealer_, 2));
+    const Tensor& total = context->input(0);
+    const Tensor& residual = context->input(1);
+    const int64_t size = total.NumElements();
+    OP_REQUIRES(context, total.dims() == 1 && residual.dims() == 1 &&
+                             (residual.NumElements() == 0 || residual.NumElements() == size),
+                invalid_argument("Expected total [d] and residual [d] or [0], got shapes ",
+                                 total.shape().DebugString(), " and ", residual.shape().DebugString()));
+    hvds_deal deal;
+    int64_t turn = 0;
+    OP_REQUIRES_OK(context, dealer_.deal(size, context->input(2), &deal, &turn));
+    Tensor* sum = nullptr;
     Tensor* values = nullptr;
     Tensor* finite = nullptr;
-    OP_REQUIRES_OK(context, values_.allocate(context, 0, Dealer::shape(given.deal), &values));
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &finite));
+    OP_REQUIRES_OK(context, sums_.allocate(context, 0, total.shape(), &sum));
+    OP_REQUIRES_OK(context, values_.allocate(context, 1, Dealer::shape(deal), &values));
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &finite));
+    const float* addend = residual.NumElements() == 0 ? nullptr : residual.flat<float>().data();
     const DeviceThreads threads(context);
-    finite->scalar<bool>()() = hvds_take_block(given.addends, given.others, &given.deal, given.turn,
-                                               values->flat<float>().data(), threads.get());
+    finite->scalar<bool>()() = hvds_take_block(total.flat<float>().data(), addend, &deal, turn,
+                                               sum->flat<float>().data(), values->flat<float>().data(), threads.get());
   }
 
  private:
   Dealer dealer_;
+  KeptOutputs sums_;
   KeptOutputs values_;
 };
 
@@ -170,22 +161,27 @@ class KeepBlockOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Given given;
-    OP_REQUIRES_OK(context, given.read(context, dealer_, 4));
-    const Tensor& values = context->input(2);
-    const Tensor& decoded = context->input(3);
-    OP_REQUIRES_OK(context, Dealer::check("values", values, given.deal));
-    OP_REQUIRES_OK(context, Dealer::check("decoded", decoded, given.deal));
+    const TensorShape shape = context->input(0).shape();  // no other holder, so that it can be overwritten
+    const float* from = context->input(0).flat<float>().data();
+    const Tensor& values = context->input(1);
+    const Tensor& decoded = context->input(2);
+    OP_REQUIRES(context, shape.dims() == 1,
+                invalid_argument("Expected kept [d], got shape ", shape.DebugString()));
+    hvds_deal deal;
+    int64_t turn = 0;
+    OP_REQUIRES_OK(context, dealer_.deal(shape.num_elements(), context->input(3), &deal, &turn));
+    OP_REQUIRES_OK(context, Dealer::check("values", values, deal));
+    OP_REQUIRES_OK(context, Dealer::check("decoded", decoded, deal));
     Tensor* remaining = nullptr;
-    OP_REQUIRES_OK(context, remaining_.allocate(context, 0, context->input(0).shape(), &remaining));
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &remaining));
+    float* to = remaining->flat<float>().data();
+    if (to != from) std::copy_n(from, shape.num_elements(), to);
     const DeviceThreads threads(context);
-    hvds_keep_block(given.addends, given.others, values.flat<float>().data(), decoded.flat<float>().data(),
-                    &given.deal, given.turn, remaining->flat<float>().data(), threads.get());
+    hvds_keep_block(values.flat<float>().data(), decoded.flat<float>().data(), &deal, turn, to, threads.get());
   }
 
  private:
   Dealer dealer_;
-  KeptOutputs remaining_;
 };
 
 class SpreadBlockOp : public OpKernel {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import hvd_sparse as hvd
 from hvd_sparse import recipes
 from hvd_sparse.aggregators import ByNodes, by_nodes
 from hvd_sparse.compression.block import Block
@@ -16,6 +17,12 @@ from tests import threads
 from tests.aggregators.test_rotating_blocks import came_out, went_in
 from tests.aggregators.test_warmup import SIZE, trained, vector
 from tests.keras.test_local_updates import distributed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def started():
+    hvd.init(local_size=1)  # given, so that recipes select
+
 
 CHOICE = ByNodes(((1, recipes.hitopk(0.1)), (3, recipes.blocks(3, None))))
 

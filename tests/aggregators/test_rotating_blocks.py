@@ -45,7 +45,7 @@ def test_each_element_has_its_turn_once_in_a_cycle(size, pieces, blocks):
 def test_what_is_taken_block_by_block_is_the_vector(size, pieces, blocks):
     deal, numbers, summed = Deal(size, pieces, blocks), tf.range(1.0, size + 1), np.zeros(size)
     for step in map(tf.constant, np.arange(deal.cycle)):
-        values, _ = deal.take(numbers, None, step)
+        _, values, _ = deal.take(numbers, None, step)
         summed += deal.spread(values, step, 1.0, tf.float32)
     np.testing.assert_array_equal(summed, numbers)
 

@@ -24,9 +24,8 @@ void check(int64_t size, int64_t pieces, int64_t blocks, const hvds_parallel* pa
   Memory left = made(size);
   for (int64_t turn = 0; turn < deal.cycle; ++turn) {
     const Memory values(new float[deal.pieces * deal.each]);
-    const float* other = turn % 2 ? residual.get() : nullptr;  // zeros
-    expect(hvds_take_block(left.get(), other, &deal, turn, values.get(), parallel), "all is finite");
-    hvds_keep_block(left.get(), other, values.get(), values.get(), &deal, turn, sum.get(), parallel);
+    expect(hvds_take_block(left.get(), residual.get(), &deal, turn, sum.get(), values.get(), parallel), "all is finite");
+    hvds_keep_block(values.get(), values.get(), &deal, turn, sum.get(), parallel);
     hvds_spread_block(values.get(), &deal, turn, 1.0f, mean.get(), HVDS_FLOAT32, parallel);
     hvds_spread_block(values.get(), &deal, turn, 1.0f, narrow.get(), HVDS_FLOAT16, parallel);
     hvds_spread_block(values.get(), &deal, turn, 1.0f, narrow.get(), HVDS_BFLOAT16, parallel);

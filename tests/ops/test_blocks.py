@@ -41,16 +41,15 @@ def drawn(*shape):
 def check(deal, step, divisor=3.0):
     total, residual, decoded = drawn(deal.size), drawn(deal.size) * 2, drawn(deal.pieces, deal.each)
     when = tf.constant(step, tf.int64)
-    given = tf.constant(total), tf.constant(residual)
-    values, finite = deal.take(*given, when)
+    summed, values, finite = deal.take(tf.constant(total), tf.constant(residual), when)
+    same_bits(summed.numpy(), total + residual)
     same_bits(values.numpy(), block_of(total + residual, deal, step))
     assert finite
-    same_bits(deal.take(given[0], None, when)[0].numpy(), block_of(total, deal, step))
-    for other, summed in ((given[1], total + residual), (None, total)):
-        expected = np.array(summed)
-        for row, chosen in enumerate(places(deal, step)):
-            expected[chosen] = (values.numpy() - decoded)[row, : chosen.size]
-        same_bits(deal.keep(given[0], other, values, tf.constant(decoded), when).numpy(), expected)
+    same_bits(deal.take(tf.constant(total), None, when)[0].numpy(), total)
+    expected = total + residual
+    for row, chosen in enumerate(places(deal, step)):
+        expected[chosen] = (values.numpy() - decoded)[row, : chosen.size]
+    same_bits(deal.keep(summed, values, tf.constant(decoded), when).numpy(), expected)
     for name, dtype in DTYPES.items():
         mean = np.zeros(deal.size, np.float32)
         for row, chosen in enumerate(places(deal, step)):
@@ -80,16 +79,13 @@ def test_any_threads_take_the_same(deal, threads):
     library.hvds_take_block.restype = ctypes.c_bool
     made = library.hvds_deal_of(deal.size, deal.pieces, deal.blocks)
     assert (made.longest, made.each, made.cycle) == (deal.longest, deal.each, deal.cycle)
-    total, kept = drawn(deal.size), np.empty(deal.size, np.float32)
+    total, summed = drawn(deal.size), np.empty(deal.size, np.float32)
     values = np.full([deal.pieces, deal.each], np.nan, np.float32)
-    given, at = [native.pointer(total), None], [ctypes.byref(made), ctypes.c_int64(7 % deal.cycle)]
-    assert library.hvds_take_block(*given, *at, native.pointer(values), ctypes.byref(parallel))
+    at = [native.pointer(total), None, ctypes.byref(made), ctypes.c_int64(7 % deal.cycle)]
+    assert library.hvds_take_block(*at, native.pointer(summed), native.pointer(values), ctypes.byref(parallel))
     assert parallel.tasks_run == min(threads, deal.size // 131072)
+    same_bits(summed, total)
     same_bits(values, block_of(total, deal, 7))
-    zeros = np.zeros_like(values)
-    block = native.pointer(values), native.pointer(zeros)
-    library.hvds_keep_block(*given, *block, *at, native.pointer(kept), ctypes.byref(parallel))
-    same_bits(kept, total)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -97,21 +93,21 @@ def test_any_threads_take_the_same(deal, threads):
 def test_what_is_not_finite_is_seen_in_any_block(bad, place):
     total = np.zeros(400_000, np.float32)
     total[place] = bad
-    assert not Deal(400_000, 3, 4).take(tf.constant(total), None, tf.constant(1, tf.int64))[1]
+    assert not Deal(400_000, 3, 4).take(tf.constant(total), None, tf.constant(1, tf.int64))[2]
 
 
 def test_a_sum_that_overflows_is_seen():
     most = tf.constant([3e38, 1.0])
-    assert not Deal(2, 1, 2).take(most, most, tf.constant(1, tf.int64))[1]
+    assert not Deal(2, 1, 2).take(most, most, tf.constant(1, tf.int64))[2]
 
 
-def test_in_a_graph_shapes_are_known():
+def test_in_a_graph_shapes_are_known_and_kept_is_overwritten():
     deal = Deal(100, 3, 4)
 
     @tf.function
     def taken(total, step):
-        values, finite = deal.take(total, None, step)
-        return deal.keep(total, None, values, values, step), values, finite, deal.spread(values, step, 1.0, tf.bfloat16)
+        summed, values, finite = deal.take(total, None, step)
+        return deal.keep(summed, values, values, step), values, finite, deal.spread(values, step, 1.0, tf.bfloat16)
 
     total = tf.constant(drawn(100))
     outputs = taken.get_concrete_function(total, tf.constant(0, tf.int64)).outputs
@@ -128,9 +124,9 @@ def test_in_a_graph_shapes_are_known():
         (lambda deal, step: deal.take(tf.zeros([0]), None, step), "1 to 2.31 - 1 elements, got 0"),
         (lambda deal, step: deal.take(tf.zeros([9]), tf.zeros([8]), step), r"residual \[d\] or \[0\]"),
         (lambda deal, step: deal.take(tf.zeros([9]), None, step - 1), "step of at least 0"),
-        (lambda deal, step: deal.keep(tf.zeros([9]), None, tf.zeros([2, 3]), tf.zeros([3, 1]), step), "values .3, 1."),
-        (lambda deal, step: deal.keep(tf.zeros([9]), None, tf.zeros([3, 1]), tf.zeros([3, 2]), step), "decoded .3, 1."),
-        (lambda deal, step: deal.keep(tf.zeros([3, 3]), None, tf.zeros([3, 1]), tf.zeros([3, 1]), step), "total .d."),
+        (lambda deal, step: deal.keep(tf.zeros([9]), tf.zeros([2, 3]), tf.zeros([3, 1]), step), "values .3, 1."),
+        (lambda deal, step: deal.keep(tf.zeros([9]), tf.zeros([3, 1]), tf.zeros([3, 2]), step), "decoded .3, 1."),
+        (lambda deal, step: deal.keep(tf.zeros([3, 3]), tf.zeros([3, 1]), tf.zeros([3, 1]), step), "kept .d."),
         (lambda deal, step: deal.spread(tf.zeros([3, 2]), step, 1.0, tf.float32), "values .3, 1."),
     ],
 )
