@@ -115,6 +115,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
             ylabel="bits over dense",
             xscale="log",
         )
+        axes.set(xlim=(1, 100), xticks=(1, 2, 5, 10, 20, 50, 100), xticklabels=("1", "2", "5", "10", "20", "50", "100"))
+        axes.minorticks_off()
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.legend()
     writing.save_picture(figure, path)
