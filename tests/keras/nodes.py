@@ -243,16 +243,21 @@ def product(one, other):
 
 
 class GainRatio:
-    """The gain ratio of one shard, computed from all its elements."""
+    """The gain ratio of one shard, computed from 16 elements that are drawn in each step, or from all of fewer."""
 
     def __init__(self, nodes):
-        self.nodes, self.sums = nodes, np.zeros(2, F)
+        self.nodes, self.sums, self.steps = nodes, np.zeros(2, F), 0
 
     def root(self):
         of_mean, of_one = self.sums
         return np.sqrt(np.clip(of_one / of_mean, F(1), F(self.nodes)) if of_mean else F(1))
 
     def absorb(self, gradients):
+        size = gradients[0].size
+        if size > 16:
+            places = tf.random.stateless_uniform([16], [0, self.steps], 0, size, tf.int32).numpy()
+            gradients = [gradient[places] for gradient in gradients]
+        self.steps += 1
         mean, squares = np.zeros_like(gradients[0]), F(0)
         for gradient in gradients:
             mean, squares = mean + gradient, squares + total(np.square(gradient))
