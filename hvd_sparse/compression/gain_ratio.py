@@ -36,8 +36,9 @@ class GainRatio(Steps):
         self.sums = tf.Variable(tf.zeros([2]), trainable=False, name=f"{own.name}_sums")
 
     def restart(self) -> None:
-        """Forgets past exchanges."""
+        """Forgets past exchanges, so that places are drawn as in a new training."""
         self.sums.assign(tf.zeros_like(self.sums))
+        self.step.assign(0)
 
     def value(self) -> tf.Tensor:
         """The gain ratio, [] float32."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from benchmarks.__main__ import BENCHMARKS
 from tests.docs.blocks import ROOT
 from tests.parallel.launch import QUIET
 
@@ -74,7 +75,7 @@ def _of_make(words: list[str]) -> str:
 
 
 def _is_a_benchmark(name: str) -> bool:
-    return name.isupper() or _is_there(f"benchmarks.bench_{name}")
+    return name.isupper() or name in BENCHMARKS
 
 
 def _of_python(words: list[str]) -> str:
