@@ -12,7 +12,7 @@ from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection
 from hvd_sparse.compression.quantizers import QSGD, Plain, Quantizer
 from hvd_sparse.compression.selection import Steps, check_wire_dtype, rounding_seed, slices_of
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Spec, shards
 
 PAIR_BITS = 64  # an index and a float32
 BUCKET = 128  # values with a scale of their own, at 4 and 8 bits
@@ -86,8 +86,8 @@ class Deal(NamedTuple):
 
     def count(self, step: tf.Tensor) -> tf.Tensor:
         """The number of elements of the block, without padding, [] int32."""
-        turn, starts = tf.cast(step % self.cycle, tf.int32), np.arange(self.pieces) * self.longest
-        lengths = np.clip(self.size - starts, 0, self.longest).astype(np.int32)
+        turn = tf.cast(step % self.cycle, tf.int32)
+        lengths = np.array([piece.size for piece in shards(self.size, self.pieces)], np.int32)
         return tf.reduce_sum(tf.maximum((lengths - turn + self.cycle - 1) // self.cycle, 0))
 
     @property
@@ -156,12 +156,13 @@ class Block(Compressor):
     def at_density(self, density):
         """The same with as many bits as a selection of that density takes with its positions: 64 for each element sent.
 
-        With more than one block's, values get more bits: 4, 8 or 16; at 1 all is sent unrounded, as a dense step.
+        With more than one block's, quantized values get more bits: 4, 8 or 16; at 1 all is sent unrounded, as a dense
+        step. Values that are not quantized stay in the wire dtype.
         """
         bits, own = PAIR_BITS * density, self.coder.code_bytes(8)  # bytes of eight values are bits of one
-        if density < 1.0 and bits <= own:
-            return dataclasses.replace(self, blocks=round(own / bits))
-        if density < 1.0 and bits <= 8.0:
+        if self.quantizer is None or bits <= own:
+            return dataclasses.replace(self, blocks=max(1, round(own / bits)))
+        if bits <= 8.0:
             return dataclasses.replace(self, blocks=1, quantizer=QSGD(4 if bits <= 4.0 else 8, BUCKET))
         wire = "float16" if bits <= 16.0 else "float32"
         return dataclasses.replace(self, blocks=1, quantizer=None, wire_dtype=wire)

@@ -205,3 +205,9 @@ def test_a_lone_rank_sends_nothing():
     state = recipe.init(Spec(4, Grid.lone()))
     exchange = recipe.exchange(tf.ones([4]), state)
     assert int(exchange.metrics["bytes_across"]) == int(exchange.metrics["bytes_inside"]) == 0
+
+
+@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("density, blocks", [(1.0, 1), (0.25, 1), (0.05, 5)])
+def test_values_that_are_not_quantized_keep_their_dtype_at_any_density(wire_dtype, density, blocks):
+    assert Block(3, wire_dtype).at_density(density) == Block(blocks, wire_dtype)
