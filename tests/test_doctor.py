@@ -187,6 +187,12 @@ def test_without_nccl_ranks_of_a_node_use_shared_memory_also_with_gpus(here):
     assert any("without NCCL" in fault.text for fault in advice.losses(changed(here, **GPU)))
 
 
+def test_a_horovod_that_ends_with_the_first_rank_is_told(here):
+    (fault,) = advice.losses(changed(here, horovod__survives_deaths=False, host={"name": "n", "address": "10.0.0.7"}))
+    assert "the death of a rank" in fault.text and "build_wheel.sh" in fault.remedy
+    assert here["found"]["horovod"]["survives_deaths"]
+
+
 UNUSABLE = {
     "is not compiled": {"there": False},
     "cannot be loaded (OSError: wrong ELF class)": {**COMPILED, "error": "OSError: wrong ELF class"},

@@ -62,7 +62,9 @@ def test_compressors_are_also_in_the_module_that_horovod_calls_compression():
     )
 
 
-@pytest.mark.parametrize("error", [link.LinkError, hvd.servers.ServerLostError, hvd.pipeline.StageError])
+@pytest.mark.parametrize(
+    "error", [link.LinkError, hvd.RankLostError, hvd.servers.ServerLostError, hvd.pipeline.StageError]
+)
 def test_whatever_is_raised_when_another_process_is_gone_is_a_partner_lost_error(error):
     assert issubclass(error, hvd.PartnerLostError)
 

@@ -115,7 +115,7 @@ def _inside(found: dict[str, Any]) -> str:
 
 def losses(found: dict[str, Any]) -> list[Fault]:
     """What is slower than it could be on this machine, or in the way of several hosts."""
-    return [*_of_gpus(found), *_of_memory(found), *_of_network(found)]
+    return [*_of_gpus(found), *_of_memory(found), *_of_network(found), *_of_deaths(found)]
 
 
 def _of_gpus(found: dict[str, Any]) -> list[Fault]:
@@ -169,3 +169,12 @@ def _of_network(found: dict[str, Any]) -> list[Fault]:
         return []
     remedy = "before a job of several hosts, give the name the host's network address in /etc/hosts on each"
     return [Fault(f"the host's own name resolves to {address}, which other hosts cannot reach", remedy)]
+
+
+def _of_deaths(found: dict[str, Any]) -> list[Fault]:
+    if found["horovod"].get("survives_deaths", True):
+        return []
+    text = (
+        "Horovod was not built by hvd_sparse, so the death of a rank may end all others by a signal, without an error"
+    )
+    return [Fault(text, _HOROVOD)]

@@ -66,7 +66,8 @@ def _keras(keras: Any) -> dict[str, Any]:
 
 def _horovod(horovod: Any) -> dict[str, Any]:
     built = [part for part in _PARTS if getattr(horovod, f"{part}_built")()]
-    return {"version": importlib.import_module("horovod").__version__, "built_with": built}
+    survives = importlib.import_module("hvd_sparse.transport.background_loop").ended_function() is not None
+    return {"version": importlib.import_module("horovod").__version__, "built_with": built, "survives_deaths": survives}
 
 
 def _library(name: str) -> dict[str, Any]:

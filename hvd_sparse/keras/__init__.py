@@ -65,6 +65,7 @@ from hvd_sparse.keras.train_step import compiled_train_step
 from hvd_sparse.optimizers.ahead import looking_ahead
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.joining import join
+from hvd_sparse.transport.lost import RankLostError
 from hvd_sparse.transport.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvd_sparse.transport.topology import (
     cross_rank,
@@ -96,6 +97,7 @@ __all__ = [
     "PartnerLostError",
     "ProcessSet",
     "Product",
+    "RankLostError",
     "Sum",
     "SyncBatchNormalization",
     "Telemetry",

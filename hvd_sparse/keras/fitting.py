@@ -22,7 +22,7 @@ from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import copies, equal_steps
 from hvd_sparse.keras.exchanging import exchange_of, meets_otherwise
 from hvd_sparse.optimizers import slots
-from hvd_sparse.transport import first_rank, topology
+from hvd_sparse.transport import first_rank, lost, topology
 
 _HOOKED = "_hvd_sparse_fitting"
 _SAVE = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -64,7 +64,7 @@ def install() -> None:
         exchange = _begin(self, tf.nest.flatten(getattr(callbacks, "callbacks", callbacks)))
         if exchange is None:
             return original(self, *args, **kwargs)
-        with equal_steps.required(exchange, self, callbacks) as watched:
+        with lost.explained(lambda: exchange.step), equal_steps.required(exchange, self, callbacks) as watched:
             given.arguments["callbacks"] = watched
             return original(*given.args, **given.kwargs)
 

@@ -14,32 +14,19 @@ from typing import Any
 
 from horovod.tensorflow import mpi_built
 
-from hvd_sparse.transport.launcher_store import Store
 
-SCOPE = "hvd_sparse_host_names"
-
-
-def check() -> None:
+def check(reports: Sequence[dict[str, Any]]) -> None:
     """Raises an error if a host's own name does not resolve, or, in a job of several machines, to its loopback address.
 
-    A collective of all ranks, if horovodrun has started them on several hosts: two requests to the launcher for each
-    rank, and one for each host. Otherwise each process looks at its own host. With MPI nothing is checked.
+    Args:
+        reports: what `describe` returns, of all ranks; or of this one alone, if the others' are not known.
 
     Raises:
-        ValueError: on every rank, naming the hosts and what to do.
+        ValueError: naming the hosts and what to do.
     """
-    job, store = os.environ, Store.of_job(SCOPE)
-    hosts = int(job.get("HOROVOD_CROSS_SIZE", "1"))
-    if not _by_gloo():
-        return
-    if hosts == 1 or store is None:
-        verdict = fault([describe()])
-    else:
-        if job.get("HOROVOD_LOCAL_RANK") == "0":
-            store.put(job["HOROVOD_CROSS_RANK"], describe())
-        verdict = store.verdict(hosts, lambda reports: fault([report for report in reports if report]))
-    if verdict:
-        raise ValueError(verdict)
+    found = fault(reports) if _by_gloo() else None
+    if found:
+        raise ValueError(found)
 
 
 def own() -> str:

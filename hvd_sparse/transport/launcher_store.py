@@ -7,15 +7,19 @@ ranks may come and go (elastic), nothing is exchanged.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-PATIENCE = 30.0  # seconds to wait for other ranks; then Horovod finds the problem by itself
-CONNECTED_PATIENCE = 300.0  # the same for ranks that Horovod has connected, and that do the same
+_log = logging.getLogger(__name__)
+START_VARIABLE = "HVD_SPARSE_START_TIMEOUT"
+USUAL_START = 600.0  # seconds to wait for ranks that have not started yet
+NAMED_AFTER = 30.0  # seconds until they are named
+CONNECTED_PATIENCE = 300.0  # seconds to wait for ranks that Horovod has connected, and that do the same
 _ANSWER = 30.0  # seconds to wait for the launcher, which should answer at once
 _POLL = 0.05
 # The launcher is on a host of the job: do not ask a proxy for outside hosts, which the environment may name.
@@ -40,18 +44,24 @@ class Store(NamedTuple):
             return None
         return cls(f"http://{address}:{port}/{scope}")
 
-    def put(self, key: object, value: Any) -> None:
-        """Stores a JSON-serialisable value under a key."""
+    def put(self, key: object, value: Any, answer: float = _ANSWER) -> None:
+        """Stores a JSON-serialisable value under a key; the launcher must answer within `answer` seconds."""
         request = urllib.request.Request(f"{self.url}/{key}", json.dumps(value).encode(), method="PUT")
-        _open(request, timeout=_ANSWER)
+        _open(request, timeout=answer)
 
-    def get(self, key: object, patience: float = PATIENCE) -> Any:
-        """The value under a key, as soon as it is there; TimeoutError if it does not arrive."""
+    def get(self, key: object, patience: float, answer: float = _ANSWER) -> Any:
+        """The value under a key, as soon as it is there; TimeoutError if it does not arrive.
+
+        Args:
+            key: of the value.
+            patience: seconds to wait for it; 0 asks once.
+            answer: seconds in which the launcher must answer.
+        """
         deadline = time.monotonic() + patience
         while True:
             try:
-                with _open(f"{self.url}/{key}", timeout=_ANSWER) as answer:
-                    return json.load(answer)
+                with _open(f"{self.url}/{key}", timeout=answer) as told:
+                    return json.load(told)
             except urllib.error.HTTPError as error:
                 if error.code != 404:
                     raise
@@ -72,26 +82,71 @@ class Store(NamedTuple):
                 return
             _open(urllib.request.Request(f"{self.url}/{key}", method="DELETE"), timeout=_ANSWER)
 
-    def verdict(self, count: int, judge: Callable[[list[Any]], Any]) -> Any:
-        """Rank 0's verdict on the values under keys 0 to count - 1; the same on all ranks.
+    def everyone(self, rank: int, count: int, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, however late one comes; each calls it, once for each scope.
+
+        After `NAMED_AFTER` seconds the first rank that waits warns which ranks are missing.
 
         Args:
-            count: of the keys.
-            judge: called on rank 0 with the values, None for those that do not arrive.
+            rank: this rank.
+            count: of the ranks.
+            value: JSON-serialisable.
 
         Raises:
-            RuntimeError: if rank 0 does not answer.
+            RuntimeError: on every rank that waits, if one does not come within the time limit.
+            ValueError: if the environment has no number as time limit.
         """
-        if os.environ.get("HOROVOD_RANK") == "0":
-            deadline = time.monotonic() + PATIENCE
-            self.put("verdict", judge([self._value(key, deadline) for key in range(count)]))
-        patience = 3 * PATIENCE  # rank 0 itself waits for others
-        try:
-            return self.get("verdict", patience)
-        except TimeoutError:
+        self.put(rank, [value])
+        begun, limit, named, told = time.monotonic(), _start_limit(), False, None
+        while told is None:
+            waited = time.monotonic() - begun
+            if rank == 0:
+                told = self._collected(count, final=waited > limit)
+            else:
+                told = self._ask("everyone") or (self._listed(count) if waited > limit + NAMED_AFTER else None)
+            if told is None and waited > NAMED_AFTER and not named:
+                named = True
+                self._name_missing(rank, count, limit)
+            if told is None:
+                time.sleep(min(_POLL + waited / 20, 0.5))  # hundreds of ranks may ask, for minutes
+        missing = [each for each, answer in enumerate(told) if answer is None]
+        if missing:
             raise RuntimeError(
-                f"Rank 0 did not start within {patience:g} s of this one: look for its error, or for what slows it."
-            ) from None
+                f"{_ranks(missing).capitalize()} of {count} did not call hvd.init within {limit:g} s of the others: "
+                "look for what ended or slows them (imports from a slow file system, for example). "
+                f"{START_VARIABLE} sets the seconds."
+            )
+        return [answer for (answer,) in told]
+
+    def _collected(self, count: int, final: bool) -> list[Any] | None:
+        """Tells the others all values if they are there, and what there is if that is final."""
+        told = self._listed(count)
+        if None in told and not final:
+            return None
+        self.put("everyone", told)
+        return told
+
+    def _listed(self, count: int) -> list[Any]:
+        return [self._ask(rank) for rank in range(count)]
+
+    def _name_missing(self, rank: int, count: int, limit: float) -> None:
+        told = self._listed(count)
+        missing = [each for each, answer in enumerate(told) if answer is None]
+        if missing and not any(told[:rank]):
+            _log.warning(
+                "waiting for %s of %d to call hvd.init, for %g s so far, and no longer than %g s.",
+                _ranks(missing),
+                count,
+                NAMED_AFTER,
+                limit,
+            )
+
+    def _ask(self, key: object) -> Any:
+        """The value under a key; None if there is none yet."""
+        try:
+            return self.get(key, patience=0)
+        except TimeoutError:
+            return None
 
     def gather(self, rank: int, ranks: Sequence[int], value: Any) -> list[Any]:
         """The values of all ranks of a group, in their order; each of them calls it, once for each scope.
@@ -125,6 +180,21 @@ class Store(NamedTuple):
             return self.get(key, deadline - time.monotonic())
         except TimeoutError:
             return None
+
+
+def _start_limit() -> float:
+    text = os.environ.get(START_VARIABLE) or str(USUAL_START)
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not 0 < limit < float("inf"):
+        raise ValueError(f"Expected a number of seconds above 0 in {START_VARIABLE}, got {text!r}.")
+    return limit
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
 
 
 def forget_addresses() -> None:

@@ -124,11 +124,25 @@ def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -
 
 
 def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> None:
-    """Starts Horovod with a user's sets and those of the grid; the same on every rank."""
+    """Starts Horovod with a user's sets and those of the grid; the same on every rank.
+
+    Raises:
+        RuntimeError: if Horovod cannot connect the ranks.
+    """
     forget()
     users = {tuple(each.ranks): each for each in own}
     grids = {group: ProcessSet(list(group)) for group in sorted(groups) if group not in users}
-    _horovod.init(process_sets=[*own, *grids.values()])
+    try:
+        _horovod.init(process_sets=[*own, *grids.values()])
+    except ValueError as error:
+        if not str(error).startswith("Horovod initialization failed"):
+            raise
+        _horovod.shutdown()  # so that it may be started again
+        raise RuntimeError(
+            "Horovod could not connect all ranks, for the reason that it has logged above: a rank has ended meanwhile, "
+            "or hosts cannot reach each other at the addresses of their names or interfaces. On each host, "
+            "`python -m hvd_sparse.doctor` says what these are."
+        ) from None
     _ids.update({key: each.process_set_id for key, each in {**users, **grids}.items()})
 
 

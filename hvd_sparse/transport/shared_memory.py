@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.transport import background_loop
 from hvd_sparse.transport.communicator import Communicator, unknown
 from hvd_sparse.transport.devices import reads_gpus
 
@@ -151,6 +152,7 @@ def connect(
     addresses = np.array(gather(carrier, address.tolist(), f"{name}.addresses"), np.int64)
     joined = addresses[:, 0].all() and _native().hvds_neighbours_join(group, addresses.ctypes) == 0
     if all(gather(carrier, bool(joined), f"{name}.joined")):
+        _native().hvds_neighbours_watch(group, _patience(), background_loop.address())
         return SharedMemoryCommunicator(carrier, group)
     _native().hvds_neighbours_close(group)
     return carrier
@@ -162,6 +164,12 @@ def disconnect(communicator: Communicator) -> None:
         _native().hvds_neighbours_close(communicator.group)
 
 
+def _patience() -> float:
+    """Seconds after which a rank that stands still is lost: those after which Gloo gives up, too."""
+    text = os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "")
+    return float(text) if text.isdigit() else 30.0
+
+
 @functools.cache
 def _native() -> ctypes.CDLL:
     kernels = ops.kernels()
@@ -169,5 +177,6 @@ def _native() -> ctypes.CDLL:
     kernels.hvds_neighbours_open.argtypes = [ctypes.c_int32, ctypes.c_int32, pointer]
     kernels.hvds_neighbours_open.restype = number
     kernels.hvds_neighbours_join.argtypes = [number, pointer]
+    kernels.hvds_neighbours_watch.argtypes = [number, ctypes.c_double, pointer]
     kernels.hvds_neighbours_close.argtypes = [number]
     return kernels

@@ -13,9 +13,11 @@ import contextlib
 import ctypes
 import logging
 import os
+import sys
 import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ _REMEDY = (
     f"{SECONDS_VARIABLE} sets the seconds until this warning, 0 for never."
 )
 _LOOKS = 4  # checks in that time
+_IDLE = 0.5  # of a core: a process that takes less does not compute (Horovod's loop takes some)
 _STILL = 2e-4  # seconds of computation between two checks below which a thread counts as waiting
 _COLLECTIVES = ("allgather", "allreduce", "alltoall", "alltoall_ragged", "broadcast", "exchange", "reducescatter")
 _CARRIERS = (
@@ -51,7 +54,8 @@ class Place(NamedTuple):
     Attributes:
         doing: what it waits for, the same on all ranks that wait for the same.
         where: the line of the user's code, and the like.
-        collective: whether it certainly waits for other ranks; otherwise that is likely, as TensorFlow computes.
+        collective: whether it certainly waits for other ranks, in a collective or as its process computes nothing;
+            otherwise that is likely.
     """
 
     doing: str
@@ -144,11 +148,15 @@ class _Watch:
     def run(self) -> None:
         pause = self._seconds / _LOOKS
         while not self._ended.wait(pause):
-            computed, since = self._watched.computed(), time.monotonic()
+            computed, since, taken = self._watched.computed(), time.monotonic(), time.process_time()
             while not self._ended.wait(pause) and self._watched.computed() - computed < _STILL:
-                if time.monotonic() - since > self._seconds:
+                waited = time.monotonic() - since
+                if waited > self._seconds:
+                    place = place_of(self._watched.frame())
+                    if place is not None and time.process_time() - taken < _IDLE * waited:
+                        place = place._replace(collective=True)
                     with contextlib.suppress(OSError):  # the launcher has ended
-                        self._tell(place_of(self._watched.frame()), time.monotonic() - since)
+                        self._tell(place, waited)
             self._get_on()
 
     def _tell(self, place: Place | None, waited: float) -> None:
@@ -205,6 +213,12 @@ def _listed(places: dict[int, Place | None]) -> str:
         text = "does not wait for others" if place is None else f"waits in {place.doing} ({place.where})"
         ranks.setdefault(text, []).append(rank)
     return "\n".join(f"  rank {', '.join(map(str, numbers))} {text}" for text, numbers in ranks.items())
+
+
+def users_line(error: BaseException) -> str:
+    """The innermost line of the user's code through which an error has come, or that calls the caller; "" if none."""
+    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _users_line([*reversed(raised), *_outwards(sys._getframe(1))])
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -14,12 +14,23 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse.transport import devices, host_names, joining, nodes, process_sets, shared_memory, stalls
+from hvd_sparse.transport import (
+    background_loop,
+    devices,
+    host_names,
+    joining,
+    lost,
+    nodes,
+    process_sets,
+    shared_memory,
+    stalls,
+)
 from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.horovod_communicator import FUSION_BYTES, HorovodCommunicator
 from hvd_sparse.transport.launcher_store import Store, forget_addresses
 from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
+from hvd_sparse.transport.processes import Process
 
 __all__ = [
     "DYNAMIC_VARIABLE",
@@ -73,7 +84,8 @@ def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_si
         ValueError: on every rank, if hosts have unequal numbers of ranks, `local_size` does not divide them or differs
             between ranks, a host's name resolves to its loopback address, `comm` does not consist of all ranks, the
             process sets differ between ranks or are invalid, or a host has several GPUs but not one for each rank.
-        RuntimeError: on every rank, if Horovod was started for other nodes than these.
+        RuntimeError: on every rank, if Horovod was started for other nodes than these; or if a rank does not call
+            `init` within HVD_SPARSE_START_TIMEOUT seconds (600 by default), or cannot be reached.
     """
     eagerly(lambda: _init(comm, process_sets, local_size))
 
@@ -87,6 +99,8 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
         )
     own = process_sets.asked_for(wanted)
     place = _place(comm, local_size, own)
+    if background_loop.has_ended():  # a rank was lost
+        shutdown()
     starts = not _horovod.is_initialized()
     places = _start(place, own) if starts else None
     devices.pin(_horovod.local_rank())
@@ -114,12 +128,17 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     for process_set in own:
         process_sets.make_ready(process_set)
     stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
+    located = [lost.Place(each["host"], Process(*each["process"])) for each in places]
+    lost.start(_horovod.rank(), located, f"hvd_sparse_lost.{_starts}")
     if starts and len(everyone) > 1 and _horovod.rank() == 0:
         _report(_grid)
 
 
 def _report(started: Grid) -> None:
-    """Logs what runs where in one line: as a warning if gradients leave the GPU that computes them."""
+    """Logs what runs where in one line: as a warning if gradients leave the GPU that computes them.
+
+    Another one says what follows from a Horovod that cannot end its process sets without all ranks.
+    """
     selects, sends = devices.selects_on_gpu(), devices.reads_gpus()
     carrier = "NCCL" if sends else "MPI" if _horovod.mpi_enabled() else "Gloo"
     inside = "shared memory" if isinstance(started.node, shared_memory.SharedMemoryCommunicator) else carrier
@@ -134,6 +153,11 @@ def _report(started: Grid) -> None:
         "GPU" if selects else "CPU",
         " and ".join(way for group, way in ways if group.size > 1),
     )
+    if 1 < started.node.size < started.world.size and background_loop.ended_function() is None:
+        _log.warning(
+            "this Horovod was not built by tools/horovod/build_wheel.sh: should a rank die, all others are ended by a "
+            "signal (SIGABRT), without an error that says which one."
+        )
 
 
 def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, Any]] | None:
@@ -146,11 +170,11 @@ def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, A
         The places of all ranks, if all of them know them by then.
     """
     global _starts
-    host_names.check()
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
     _forget()
     _starts += 1
     places = _places_ahead(place)
+    host_names.check([each["names"] for each in places or [place]])
     rows = None if process_sets.is_dynamic() or places is None else _arranged(places)
     if rows is None:
         os.environ.setdefault(DYNAMIC_VARIABLE, "1")
@@ -166,6 +190,8 @@ def _place(comm: Sequence[int] | None, local_size: int | None, own: Sequence[Pro
     """Where this process runs and what it asks for, to compare with the others."""
     return {
         **nodes.place(local_size),
+        "names": host_names.describe(),
+        "process": Process.own(),
         "comm": [int(each) for each in comm or ()],
         "process_sets": [each.ranks for each in own],
         "gpus": devices.selectable(),
@@ -177,8 +203,7 @@ def _places_ahead(place: dict[str, Any]) -> list[dict[str, Any]] | None:
     store, size = Store.of_job(f"hvd_sparse_places.{_starts}"), int(os.environ.get("HOROVOD_SIZE", "1"))
     if store is None:
         return None
-    store.put(os.environ["HOROVOD_RANK"], place)
-    return store.verdict(size, lambda places: places if all(places) else None)
+    return store.everyone(int(os.environ["HOROVOD_RANK"]), size, place)
 
 
 def _arranged(places: Sequence[dict[str, Any]]) -> list[list[int]] | None:
@@ -236,6 +261,7 @@ def shutdown() -> None:
     global _grid
     _grid = None
     stalls.stop()
+    lost.stop()
     _forget()
     _horovod.shutdown()
 

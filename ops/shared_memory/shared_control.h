@@ -32,6 +32,7 @@ struct Control {
   std::atomic<uint32_t> left;
   std::atomic<uint32_t> bell;   // rung when something has changed that the owner may be waiting for
   std::atomic<uint32_t> slots;  // slots from this one on were never used
+  std::atomic<uint64_t> beats;  // of a thread of the owner, as long as its process runs
   Slot slot[kSlots];
 };
 

@@ -11,12 +11,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +30,8 @@ namespace hvds {
 namespace {
 
 constexpr int64_t kPollsBeforeWarning = 600;  // a minute, like Horovod's stall check
+constexpr double kBeatSeconds = 0.5;
+constexpr double kLongestLook = 0.5;  // seconds between two looks; a process that was stopped itself has not looked
 constexpr char kSeeWhy[] = ": see its output, or, if it ended normally, give every rank the same number of batches";
 
 // ---- The other members ----
@@ -113,6 +118,41 @@ class Neighbour {
   int64_t looked_up_ = 0;
 };
 
+// ---- What a member looks at while it waits ----
+
+// Tells which members stand still: those whose beats do not change, by the time for which this process has looked.
+class Watch {
+ public:
+  Watch(int members, double patience) : patience_(patience), seen_(members), still_(members) {}
+
+  // Notes a member's beats.
+  void look(int member, uint64_t beats, double elapsed) {
+    still_[member] = beats == seen_[member] ? still_[member] + elapsed : 0;
+    seen_[member] = beats;
+  }
+
+  bool stands_still(int member) const { return patience_ > 0 && still_[member] > patience_; }
+
+ private:
+  const double patience_;
+  std::vector<uint64_t> seen_;
+  std::vector<double> still_;
+};
+
+// Seconds since the last call, at most `kLongestLook`.
+class Elapsed {
+ public:
+  double operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return std::min(seconds, kLongestLook);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 // ---- A group ----
 
 struct Pieces {
@@ -151,6 +191,15 @@ class Neighbours {
     return 0;
   }
 
+  void watch(double patience, int32_t (*ended)()) {
+    patience_ = patience;
+    ended_ = ended;
+  }
+
+  void beat() {
+    if (memory_.data() != nullptr) own().beats.fetch_add(1, std::memory_order_relaxed);
+  }
+
   void leave() {
     if (memory_.data() == nullptr || own().left.exchange(1) != 0) return;
     ring(own());
@@ -182,11 +231,13 @@ class Neighbours {
   bool send(int member, Slot& slot, const Pieces& pieces, std::string* why);
   bool send_to_ready(uint64_t exchange, const Pieces& pieces, std::vector<int>& unsent, std::string* why);
   bool exchange_with_all(Slot& slot, const std::string& channel, const Pieces& pieces, std::string* why);
-  std::vector<std::string> absences(bool look_closely) const;
+  std::vector<std::string> absences(bool look_closely, Watch& watch, double elapsed) const;
   std::vector<int> waited_for(const Slot& slot, const std::vector<int>& unsent) const;
 
   const int me_;
   bool joined_ = false;
+  double patience_ = 0;
+  int32_t (*ended_)() = nullptr;
   Memory memory_;
   std::vector<std::unique_ptr<Neighbour>> others_;
   Inboxes inboxes_;
@@ -283,10 +334,12 @@ bool Neighbours::exchange_with_all(Slot& slot, const std::string& channel, const
   std::vector<int> unsent;
   for (int step = 1; step < members(); ++step) unsent.push_back((me_ + step) % members());
   bool rang = true;
+  Watch watch(members(), patience_);
+  Elapsed elapsed;
   for (int64_t silent = 0;; silent += rang ? 0 : 1) {
     const uint32_t heard = own().bell.load(std::memory_order_acquire);
     // Checked before the arrivals: a member that leaves may already have sent all its pieces.
-    const std::vector<std::string> absent = absences(!rang);
+    const std::vector<std::string> absent = absences(!rang, watch, elapsed());
     if (!send_to_ready(exchange, pieces, unsent, why)) return false;
     const std::vector<int> waited = waited_for(slot, unsent);
     if (waited.empty()) return true;
@@ -298,15 +351,19 @@ bool Neighbours::exchange_with_all(Slot& slot, const std::string& channel, const
 }
 
 // For each member, this one included, why nothing can be expected of it; empty if it may still send.
-std::vector<std::string> Neighbours::absences(bool look_closely) const {
+std::vector<std::string> Neighbours::absences(bool look_closely, Watch& watch, double elapsed) const {
   std::vector<std::string> found(members());
   const bool closed = own().left.load(std::memory_order_acquire) != 0;
+  const bool ended = look_closely && ended_ != nullptr && ended_() != 0;
   for (int member = 0; member < members(); ++member) {
     if (closed) found[member] = "this rank has left; was Horovod shut down?";
-    if (closed || member == me_) continue;
+    if (ended && !closed) found[member] = "Horovod has ended on this rank, as when a rank of another host is lost";
+    if (closed || ended || member == me_) continue;
     const std::string name = "local rank " + std::to_string(member);
     const Neighbour& other = *others_[member];
     if (other.control().left.load(std::memory_order_acquire) != 0) found[member] = name + " has left" + kSeeWhy;
+    watch.look(member, other.control().beats.load(std::memory_order_relaxed), elapsed);
+    if (watch.stands_still(member)) found[member] = name + " stands still: it was stopped, or is held by a debugger";
     if (look_closely && other.ended()) found[member] = name + " has ended" + kSeeWhy;
   }
   return found;
@@ -338,6 +395,22 @@ std::shared_ptr<Neighbours> find_group(int64_t number) {
   return found == groups().end() ? nullptr : found->second;
 }
 
+// Shows the others that this process runs, from the first call until it ends.
+void start_beating() {
+  static std::once_flag started;
+  std::call_once(started, [] {
+    std::thread([] {
+      for (;;) {
+        {
+          const std::lock_guard<std::mutex> lock(groups_mutex);
+          for (const auto& [number, group] : groups()) group->beat();
+        }
+        std::this_thread::sleep_for(std::chrono::duration<double>(kBeatSeconds));
+      }
+    }).detach();
+  });
+}
+
 }  // namespace
 }  // namespace hvds
 
@@ -359,7 +432,17 @@ extern "C" int64_t hvds_neighbours_open(int32_t members, int32_t me, int64_t* ad
 
 extern "C" int32_t hvds_neighbours_join(int64_t group, const int64_t* addresses) {
   const auto found = hvds::find_group(group);
-  return found == nullptr ? EINVAL : found->join(addresses);
+  if (found == nullptr) return EINVAL;
+  const int failed = found->join(addresses);
+  if (failed == 0) hvds::start_beating();
+  return failed;
+}
+
+extern "C" int32_t hvds_neighbours_watch(int64_t group, double patience, int32_t (*ended)(void)) {
+  const auto found = hvds::find_group(group);
+  if (found == nullptr || !std::isfinite(patience) || patience < 0) return EINVAL;
+  found->watch(patience, ended);
+  return 0;
 }
 
 extern "C" void hvds_neighbours_close(int64_t group) {

@@ -25,6 +25,13 @@ int64_t hvds_neighbours_open(int32_t members, int32_t me, int64_t* address);
 // Returns 0 or an errno: the group is then unusable and should be closed.
 int32_t hvds_neighbours_join(int64_t group, const int64_t* addresses);
 
+// What exchanges of a group look at while they wait; set it before the first one.
+//   patience: seconds after which a member whose process stands still (stopped, traced, without memory) counts as lost;
+//             0 is never. A member whose process runs is waited for however long it takes.
+//   ended:    returns whether this process can no longer exchange by its other ways; NULL if that is not known.
+// Returns 0 or EINVAL.
+int32_t hvds_neighbours_watch(int64_t group, double patience, int32_t (*ended)(void));
+
 // Tells the others that this rank leaves; running and later exchanges fail, on this rank and on the others.
 void hvds_neighbours_close(int64_t group);
 
@@ -37,7 +44,8 @@ typedef struct hvds_received hvds_received;
 //   pieces:   [members], `bytes` [members] long; written at byte `offsets` [members] of that member's inbox.
 //   expected: the size of this member's inbox in bytes: all that is sent to it.
 //   message:  [256], the reason of a failure.
-// Returns NULL on failure: a member has left or ended, or there is no memory.
+// Returns NULL on failure: a member has left, ended or stands still, this process cannot exchange any more, or there is
+// no memory.
 hvds_received* hvds_exchange(int64_t group, const char* channel, const void* const* pieces, const int64_t* bytes,
                              const int64_t* offsets, int64_t expected, char* message);
 

@@ -3,7 +3,8 @@
     .venv/bin/python -m tests.faults.against 8795051
 
 The commit is checked out into a temporary folder and its native libraries are built there; the tests of this checkout,
-and the cluster in a box that some need, replace its own. A control, whose name begins with "control_", has to pass
+and the cluster in a box that some need, replace its own. For faults that patches of Horovod mend, --horovod names the
+wheel of that commit. A control, whose name begins with "control_", has to pass
 there: it uses the same names as the tests beside it, so these do not fail for want of a name. Each test that does not
 fail, each control that does, each file without one, and each failure by a name that is missing there is listed, and the
 command then exits with status 1.
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+import zipfile
 from collections.abc import Mapping
 
 import pytest
@@ -79,12 +81,22 @@ def complaints(ended: Mapping[str, str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Shows that the tests of faults fail on a commit that has the faults.")
     parser.add_argument("revision", help="of this repository, as 8795051")
+    parser.add_argument(
+        "--horovod",
+        type=pathlib.Path,
+        metavar="WHEEL",
+        help="the wheel that the commit's tools/horovod/build_wheel.sh builds (default: the installed Horovod)",
+    )
     parser.add_argument("tests", nargs="*", default=["tests/faults"], help="files, or arguments of pytest")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="faults_") as name:
         folder = pathlib.Path(name)
         lay_out(options.revision, folder)
-        environment = {**os.environ, ALONE: "1", "PYTHONPATH": name}
+        packages = [name]
+        if options.horovod is not None:
+            packages.append(str(folder / "horovod_of_then"))
+            zipfile.ZipFile(options.horovod).extractall(packages[-1])
+        environment = {**os.environ, ALONE: "1", "PYTHONPATH": os.pathsep.join(packages)}
         report = folder / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", f"--junitxml={report}", *options.tests]
         status = subprocess.run(command, cwd=folder, env=environment).returncode

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
@@ -113,63 +115,61 @@ def job(monkeypatch):
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(host_names, "describe", lambda: HERE)
     port = environment["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-    yield Store(f"http://127.0.0.1:{port}/{host_names.SCOPE}")
+    yield Store(f"http://127.0.0.1:{port}/scope")
     server.shutdown_server()
 
 
-def test_every_rank_gets_the_verdict_on_all_hosts(job, monkeypatch):
-    job.put(1, LOOPBACK)
+def test_hosts_that_cannot_find_each_other_are_an_error(job):
+    host_names.check([HERE, THERE])
     with pytest.raises(ValueError, match="there -> 127.0.1.1"):
-        host_names.check()
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
-    with pytest.raises(ValueError, match="there -> 127.0.1.1"):
-        host_names.check()
+        host_names.check([HERE, LOOPBACK])
 
 
-def test_hosts_in_order_go_on(job):
-    job.put(1, THERE)
-    host_names.check()
-
-
-def test_a_host_that_does_not_answer_is_left_to_horovod(job, monkeypatch):
-    monkeypatch.setattr(launcher_store, "PATIENCE", 0.2)
-    host_names.check()
-
-
-@pytest.mark.parametrize(
-    "name, value", [("HOROVOD_CROSS_SIZE", "1"), ("HOROVOD_CONTROLLER", "mpi"), ("HOROVOD_GLOO_RENDEZVOUS_PORT", None)]
-)
-def test_nothing_is_asked_where_there_is_nothing_to_ask(job, monkeypatch, name, value):
-    job.put(1, LOOPBACK)
-    if value is None:
-        monkeypatch.delenv(name)
-    else:
-        monkeypatch.setenv(name, value)
-    host_names.check()
+def test_with_mpi_names_are_not_checked(job, monkeypatch):
+    monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")
+    host_names.check([HERE, LOOPBACK])
 
 
 # ---- environment before Horovod starts ----
 
 
-def test_rank_0_judges_what_all_told_and_the_others_get_it(job, monkeypatch):
-    job.put(0, "a")
-    job.put(1, "b")
-    assert job.verdict(2, "".join) == "ab"
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    assert job.verdict(2, None) == "ab"
+def test_all_ranks_get_what_all_told_however_late_one_comes(job):
+    with concurrent.futures.ThreadPoolExecutor() as ranks:
+        early = [ranks.submit(job.everyone, rank, 3, {"rank": rank}) for rank in (0, 2)]
+        time.sleep(0.5)
+        assert not any(each.done() for each in early)
+        told = [{"rank": rank} for rank in range(3)]
+        assert job.everyone(1, 3, {"rank": 1}) == told
+        assert [each.result() for each in early] == [told, told]
 
 
-def test_a_rank_that_does_not_come_is_none_to_the_judge_and_rank_0_an_error(job, monkeypatch):
-    monkeypatch.setattr(launcher_store, "PATIENCE", 0.2)
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    with pytest.raises(RuntimeError, match="Rank 0 did not start within 0.6 s"):
-        job.verdict(2, None)
-    job.put(0, "a")
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    assert job.verdict(2, list) == ["a", None]
+@pytest.mark.parametrize("present", [(0, 2), (1, 2)])
+def test_ranks_that_are_missing_are_named_once_and_then_an_error_on_all(job, monkeypatch, capsys, present):
+    monkeypatch.setattr(launcher_store, "NAMED_AFTER", 0.2)
+    monkeypatch.setenv(launcher_store.START_VARIABLE, "0.6")
+    missing = ({0, 1, 2} - set(present)).pop()
+
+    def told(rank):
+        with pytest.raises(RuntimeError) as raised:
+            job.everyone(rank, 3, rank)
+        return str(raised.value)
+
+    with concurrent.futures.ThreadPoolExecutor() as ranks:
+        texts = set(ranks.map(told, present))
+    (text,) = texts
+    assert text.startswith(f"Rank {missing} of 3 did not call hvd.init within 0.6 s of the others: look for what ended")
+    (warned,) = capsys.readouterr().err.splitlines()
+    assert warned.startswith(
+        f"hvd_sparse: waiting for rank {missing} of 3 to call hvd.init, for 0.2 s so far, and no longer than"
+    )
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
+def test_a_time_limit_that_is_none_is_refused(job, monkeypatch, text):
+    monkeypatch.setenv(launcher_store.START_VARIABLE, text)
+    with pytest.raises(ValueError, match=f"seconds above 0 in HVD_SPARSE_START_TIMEOUT, got '{text}'"):
+        job.everyone(0, 1, None)
 
 
 def test_ranks_of_a_group_gather_what_each_tells_also_nothing(job):

@@ -17,7 +17,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 version=0.28.1
 oldest=2.21 # TensorFlow; the sources are changed by include/ to fit this one
 # <81: Horovod 0.28.1 imports pkg_resources when it is built. <4: it asks for a policy that CMake 4 dropped.
-builders=(setuptools==80.9.0 wheel==0.45.1 cmake==3.31.6 packaging cloudpickle psutil PyYAML)
+builders=(setuptools==80.9.0 wheel==0.45.1 cmake==3.31.6 patch-ng==1.19.1 packaging cloudpickle psutil PyYAML)
 cache=${HVD_SPARSE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hvd_sparse}
 operations=${HOROVOD_GPU_OPERATIONS:-}
 nccl_package="" # its folder, if NCCL is that of pip
@@ -35,9 +35,15 @@ pip() {
     "$python" -m pip --disable-pip-version-check --no-input "$@"
 }
 
-# Since GCC 14 it is an error that a constant is assigned to, in a template that nobody uses.
+# Since GCC 14 it is an error that a constant is assigned to, in a template that nobody uses. What the patches mend is said
+# in each of them.
 fit_sources() {
     sed -i 's/^  const size_type count_;/  size_type count_;/' "$1/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
+    local each
+    for each in "$here"/patches/*.patch; do
+        echo "$each"
+        "$builder" -m patch_ng --strip=1 --directory="$1" "$each" || return
+    done
 }
 
 # Prints what a build for GPUs depends on; for one without, nothing.
@@ -96,7 +102,7 @@ with_mpi=0
 # Open MPI's programs have an mpicxx also where its headers are not installed.
 echo '#include <mpi.h>' | mpicxx -E -x c++ - >/dev/null 2>&1 && with_mpi=1
 key=$( { echo "$version $tensorflow mpi=$with_mpi"; "$python" -VV; "${CXX:-c++}" --version | head -1; uname -m
-         cat "$here"/build_wheel.sh; find "$here"/include -type f | sort | xargs -d '\n' cat
+         cat "$here"/build_wheel.sh; find "$here"/include "$here"/patches -type f | sort | xargs -d '\n' cat
          describe_gpu
          [ "$with_mpi" = 1 ] && mpicxx --version; true; } | sha256sum | cut -c1-16)
 wheels=$cache/horovod-$version-$key
