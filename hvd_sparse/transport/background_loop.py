@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import horovod.tensorflow.mpi_ops as _horovod_ops
-
 
 def ended_function() -> Any:
     """The C function `int32_t (void)` that tells whether the loop has ended; None if Horovod was built without it.
 
     Horovod has it if it was built by tools/horovod/build_wheel.sh, which adds it (patches/1_rank_gone.patch).
     """
-    return getattr(_horovod_ops._basics.MPI_LIB_CTYPES, "horovod_has_ended", None)
+    return getattr(ctypes.CDLL(None), "horovod_has_ended", None)  # Horovod's symbols are global once it is imported
 
 
 def has_ended() -> bool:

@@ -1,12 +1,7 @@
 #include "shared_memory.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,133 +20,15 @@
 
 #include "shared_control.h"
 #include "shared_inboxes.h"
+#include "shared_neighbour.h"
+#include "shared_watch.h"
 
 namespace hvds {
 namespace {
 
 constexpr int64_t kPollsBeforeWarning = 600;  // a minute, like Horovod's stall check
 constexpr double kBeatSeconds = 0.5;
-constexpr double kLongestLook = 0.5;  // seconds between two looks; a process that was stopped itself has not looked
 constexpr char kSeeWhy[] = ": see its output, or, if it ended normally, give every rank the same number of batches";
-
-// ---- The other members ----
-
-// Maps memory of another process, given its descriptor number there. Returns 0 or an errno.
-int map_of_process(int64_t process, int32_t fd, int64_t bytes, Mapping& mapping) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/%lld/fd/%d", static_cast<long long>(process), fd);
-  const int opened = open(path, O_RDWR | O_CLOEXEC);
-  if (opened < 0) return errno;
-  struct stat status;
-  const int failed = fstat(opened, &status) != 0 ? errno : status.st_size < bytes ? EINVAL : mapping.map(opened, bytes);
-  close(opened);
-  return failed;
-}
-
-class Neighbour {
- public:
-  ~Neighbour() {
-    if (process_fd_ >= 0) close(process_fd_);
-  }
-
-  // Returns 0 or an errno.
-  int find(const int64_t* address) {
-    process_ = address[0];
-    const int failed = map_of_process(process_, static_cast<int32_t>(address[1]), sizeof(Control), control_);
-    if (failed != 0) return failed;
-    if (control().token != static_cast<uint64_t>(address[2])) return ESRCH;
-    process_fd_ = static_cast<int>(syscall(SYS_pidfd_open, process_, 0));
-    return process_fd_ >= 0 || errno == ENOSYS ? 0 : errno;
-  }
-
-  Control& control() const { return *reinterpret_cast<Control*>(control_.data()); }
-
-  bool ended() const {
-    if (process_fd_ < 0) return kill(static_cast<pid_t>(process_), 0) != 0 && errno == ESRCH;
-    pollfd readable{process_fd_, POLLIN, 0};
-    return poll(&readable, 1, 0) > 0;
-  }
-
-  // The slot of an exchange, once it is open.
-  Slot* find_slot(uint64_t exchange) const {
-    const uint32_t used = control().slots.load(std::memory_order_acquire);
-    for (uint32_t i = 0; i < used; ++i) {
-      Slot& slot = control().slot[i];
-      if (slot.exchange.load(std::memory_order_acquire) == exchange) return &slot;
-    }
-    return nullptr;
-  }
-
-  // The slot's inbox, mapped here; NULL, with an errno in `failed`, if that is impossible.
-  std::shared_ptr<Mapping> inbox(const Slot& slot, int* failed) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++looked_up_;
-    Known& known = inboxes_[slot.serial];
-    known.last_used = looked_up_;
-    if (known.mapping == nullptr) {
-      auto mapping = std::make_shared<Mapping>();
-      *failed = map_of_process(process_, slot.fd, slot.bytes, *mapping);
-      if (*failed != 0) return nullptr;
-      known.mapping = std::move(mapping);
-      forget_unused();
-    }
-    return known.mapping;
-  }
-
- private:
-  struct Known {
-    std::shared_ptr<Mapping> mapping;
-    int64_t last_used = 0;
-  };
-
-  void forget_unused() {
-    for (auto each = inboxes_.begin(); each != inboxes_.end();) {
-      each = each->second.last_used + kForgetAfter < looked_up_ ? inboxes_.erase(each) : std::next(each);
-    }
-  }
-
-  int64_t process_ = 0;
-  int process_fd_ = -1;
-  Mapping control_;
-  std::mutex mutex_;
-  std::map<uint64_t, Known> inboxes_;
-  int64_t looked_up_ = 0;
-};
-
-// ---- What a member looks at while it waits ----
-
-// Tells which members stand still: those whose beats do not change, by the time for which this process has looked.
-class Watch {
- public:
-  Watch(int members, double patience) : patience_(patience), seen_(members), still_(members) {}
-
-  // Notes a member's beats.
-  void look(int member, uint64_t beats, double elapsed) {
-    still_[member] = beats == seen_[member] ? still_[member] + elapsed : 0;
-    seen_[member] = beats;
-  }
-
-  bool stands_still(int member) const { return patience_ > 0 && still_[member] > patience_; }
-
- private:
-  const double patience_;
-  std::vector<uint64_t> seen_;
-  std::vector<double> still_;
-};
-
-// Seconds since the last call, at most `kLongestLook`.
-class Elapsed {
- public:
-  double operator()() {
-    const auto now = std::chrono::steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-    return std::min(seconds, kLongestLook);
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 // ---- A group ----
 

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=8, help="the step of fit before which that happens")
     parser.add_argument("--steps", type=int, default=10**6)
     parser.add_argument("--recipe", default="dense", help="dense (default), a recipe, servers, datagrams, or tape")
+    parser.add_argument("--checkpoints", help="the directory of checkpoints (default: none are saved)")
     parser.add_argument("--before", default="", help="before init: sleep:RANK:SECONDS, fail:RANK or vanish:RANK")
     options = parser.parse_args()
     rank = int(os.environ["HOROVOD_RANK"])
@@ -83,7 +84,11 @@ def train(rank: int, options: argparse.Namespace) -> None:
         with_a_tape(hvd, model, data, Harm(), options.steps)
         return
     model.compile(optimizer_of(hvd, keras.optimizers.SGD(1e-4, momentum=0.9), options.recipe), "mse")
-    model.fit(data, steps_per_epoch=options.steps, epochs=1, verbose=0, callbacks=[Harm()])
+    saving = (
+        hvd.callbacks.ServersCheckpointCallback if options.recipe == "servers" else hvd.callbacks.CheckpointCallback
+    )
+    callbacks = [Harm(), *([saving(options.checkpoints)] if options.checkpoints else [])]
+    model.fit(data, steps_per_epoch=options.steps, epochs=1, verbose=0, callbacks=callbacks)
     written(options.folder / f"done.rank{rank}", json.dumps([float(each.sum()) for each in model.get_weights()]))
 
 

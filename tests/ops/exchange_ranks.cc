@@ -3,6 +3,9 @@
 //   all:   every rank makes ROUNDS exchanges on each of three channels, each from its own thread, the ranks in
 //          different orders; received data is checked, some of it only after the next exchange, and then all leave.
 //   dies:  rank 0 kills itself before its last exchange; the others must get an error.
+//   stops: rank 0 stops itself before its last exchange; the others must get an error after their patience of a second.
+//   late:  rank 0 sleeps for longer than that before its last exchange, for which the others must wait.
+//   ends:  as late, but the others can no longer exchange otherwise, and must not wait.
 //   large: as all, with pieces of several megabytes.
 //   many:  as all, with more channels, whose exchanges all start at the same time.
 // Ends with status 0 if all was right.
@@ -111,19 +114,36 @@ void run_all(const Job& job, int64_t group, int me) {
   for (std::thread& thread : threads) thread.join();
 }
 
-void run_until_one_dies(const Job& job, int64_t group, int me) {
+constexpr double kPatience = 1;
+
+// What rank 0 does before its last exchange.
+void strike(const std::string& what) {
+  if (what == "dies") raise(SIGKILL);
+  if (what == "stops") raise(SIGSTOP);
+  usleep(static_cast<useconds_t>(3e6 * kPatience));
+}
+
+bool told(const std::string& what, const char* message) {
+  const auto says = [message](const char* text) { return std::strstr(message, text) != nullptr; };
+  if (what == "stops") return says("rank 0 stands still") || says("has left");  // the first who gives up leaves
+  if (what == "ends") return says("Horovod has ended on this rank") || says("has left");
+  return says("has ended") || says("has left") || says("cannot be used");
+}
+
+void run_until_one_fails(const Job& job, int64_t group, int me) {
   char message[256];
   for (int round = 0; round < job.rounds; ++round) {
     const bool last = round == job.rounds - 1;
-    if (last && me == 0) raise(SIGKILL);
+    if (last && me == 0) strike(job.what);
     hvds_received* received = exchange(job, group, me, 0, round, message);
-    if ((received == nullptr) != last) fail(last ? "nobody said that rank 0 is gone" : message, me);
+    const bool fails = last && job.what != "late";
+    if ((received == nullptr) != fails) fail(fails ? "nobody said that rank 0 is gone" : message, me);
     if (received != nullptr) hvds_received_release(received);
   }
-  const bool told = std::strstr(message, "has ended") != nullptr || std::strstr(message, "has left") != nullptr ||
-                    std::strstr(message, "cannot be used") != nullptr;
-  if (!told) fail(message, me);
+  if (job.what != "late" && !told(job.what, message)) fail(message, me);
 }
+
+int32_t always_ended() { return 1; }
 
 void meet(std::atomic<int>& come, const Job& job) {
   come.fetch_add(1);
@@ -135,9 +155,12 @@ int run_rank(const Job& job, Shared* shared, int me) {
   if (group < 1) fail("cannot open", me);
   meet(shared->opened, job);
   if (hvds_neighbours_join(group, &shared->addresses[0][0]) != 0) fail("cannot join", me);
+  if (hvds_neighbours_watch(group, kPatience, job.what == "ends" && me > 0 ? always_ended : nullptr) != 0) {
+    fail("cannot watch", me);
+  }
   meet(shared->joined, job);
-  if (job.what == "dies") {
-    run_until_one_dies(job, group, me);
+  if (job.what == "dies" || job.what == "stops" || job.what == "late" || job.what == "ends") {
+    run_until_one_fails(job, group, me);
   } else {
     run_all(job, group, me);
   }
@@ -160,11 +183,12 @@ int main(int, char** arguments) {
     children.push_back(child);
   }
   int failures = 0;
-  for (int rank = 0; rank < job.ranks; ++rank) {
+  for (int rank = job.ranks - 1; rank >= 0; --rank) {
     int status = 0;
+    if (what == "stops" && rank == 0) kill(children[rank], SIGKILL);
     waitpid(children[rank], &status, 0);
     const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    const bool as_meant = what == "dies" && rank == 0 ? killed : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    const bool as_meant = (what == "dies" || what == "stops") && rank == 0 ? killed : WIFEXITED(status) && WEXITSTATUS(status) == 0;
     failures += as_meant ? 0 : 1;
   }
   return failures;

@@ -1,5 +1,6 @@
 """The exchange in shared memory between real processes, without Python or TensorFlow, and under sanitizers."""
 
+import ctypes
 import errno
 import pathlib
 import subprocess
@@ -53,6 +54,24 @@ def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
     run(program, ranks, rounds, "dies")
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("what", ["stops", "late", "ends"])
+def test_a_rank_that_stands_still_is_given_up_and_one_that_is_late_is_waited_for(program, ranks, what):
+    run(program, ranks, 3, what)
+
+
+@pytest.mark.parametrize("patience", [-1.0, float("nan"), float("inf")])
+def test_a_patience_that_is_none_is_refused(patience):
+    kernels, address = native.library(), np.zeros(3, np.int64)
+    group = kernels.hvds_neighbours_open(2, 0, native.pointer(address))
+    watch = kernels.hvds_neighbours_watch
+    watch.argtypes = [ctypes.c_int64, ctypes.c_double, ctypes.c_void_p]
+    assert watch(group, patience, None) == errno.EINVAL
+    assert watch(group, 0.0, None) == 0
+    assert watch(group + 1, 1.0, None) == errno.EINVAL
+    kernels.hvds_neighbours_close(group)
+
+
 @pytest.mark.parametrize(
     "sanitizer, rounds",
     [
@@ -67,7 +86,8 @@ def test_it_is_clean_under_sanitizers(sanitizer, rounds, tmp_path, monkeypatch):
     (tmp_path / "known").write_text("race:copy_piece\n")
     monkeypatch.setenv("TSAN_OPTIONS", f"halt_on_error=1 suppressions={tmp_path / 'known'}")
     run(program, 3, 20, "all")
-    run(program, 3, 5, "dies")
+    for what in ("dies", "stops", "late", "ends"):
+        run(program, 3, 5, what)
     run(program, 2, rounds, "many")
 
 

@@ -15,6 +15,7 @@ from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.keras.ownership import local_variables
 from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.storage import claims
 from hvd_sparse.transport import first_rank, topology
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class CheckpointCallback(DistributedCallback):
 
     Raises:
         FileNotFoundError: when `fit` begins, on every rank, if there is no intact checkpoint and one is required.
-        OSError: on every rank, if a checkpoint cannot be written, for example on a full disk; earlier ones stay.
+        OSError: on every rank, if a checkpoint cannot be written, for example on a full disk; earlier ones stay. Or
+            when `fit` begins, if another job is training with the same directory.
         ValueError: on every rank, if the model is not built, or is not the one that was saved; or if models are
             averaged (`hvd.averaging.ModelAveraging`), as they differ between ranks.
     """
@@ -75,6 +77,7 @@ class CheckpointCallback(DistributedCallback):
         self.required = required
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        claim(self.directory)
         passed_over: list[str] = []
         found = self._find(passed_over)
         if found is None and self.required:
@@ -93,6 +96,7 @@ class CheckpointCallback(DistributedCallback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         hooks.resume_at(self.model, None)
+        claims.release(self.directory)
 
     # ---- saving ----
 
@@ -274,6 +278,21 @@ class CheckpointCallback(DistributedCallback):
                 epochs,
                 done,
             )
+
+
+def claim(directory: pathlib.Path) -> None:
+    """Claims a directory for this job, by rank 0; a collective.
+
+    Raises:
+        OSError: on every rank, if another job has claimed it, or it cannot be written.
+    """
+    problem = None
+    if topology.world().rank == 0:
+        try:
+            claims.take(directory)
+        except OSError as error:
+            problem = error.strerror or str(error)
+    checkpoint.raise_together(problem, "claim the directory of checkpoints")
 
 
 def _paired(

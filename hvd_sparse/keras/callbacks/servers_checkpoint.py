@@ -8,6 +8,7 @@ from typing import Any
 
 from hvd_sparse.keras import checkpoint, hooks, servers_files
 from hvd_sparse.keras.callbacks import folders
+from hvd_sparse.keras.callbacks.checkpoint import claim
 from hvd_sparse.keras.callbacks.servers import ServersCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.servers.optimizer import served
@@ -39,7 +40,8 @@ class ServersCheckpointCallback(ServersCallback):
 
     Raises:
         FileNotFoundError: when `fit` begins, on every rank, if there is no intact checkpoint and one is required.
-        OSError: on rank 0, if a checkpoint cannot be written, naming the rank that cannot; earlier ones stay.
+        OSError: on rank 0, if a checkpoint cannot be written, naming the rank that cannot; earlier ones stay. Or on
+            every rank when `fit` begins, if another job is training with the same directory.
         ValueError: on every rank, if the model is not built, or is not the one that was saved.
     """
 
@@ -54,6 +56,7 @@ class ServersCheckpointCallback(ServersCallback):
         self._participant.write_by(self._write_own)
         if self._participant.has_begun:
             return
+        claim(self.directory)
         passed_over: list[str] = []
         found = self._newest(passed_over)
         if found is None and self.required:
