@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import logging
 import os
-import sys
 import sysconfig
 import threading
 import time
@@ -218,7 +218,7 @@ def _listed(places: dict[int, Place | None]) -> str:
 def users_line(error: BaseException) -> str:
     """The innermost line of the user's code through which an error has come, or that calls the caller; "" if none."""
     raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return _users_line([*reversed(raised), *_outwards(sys._getframe(1))])
+    return _users_line([*reversed(raised), *_outwards(inspect.currentframe())])
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -65,6 +65,29 @@ def broadcast_leaves_residuals_alone():
 
 
 @case(ranks=(2,))
+def slots_that_a_broadcast_has_dropped_are_gathered_again():
+    """Rank 0 has gathered them to save a file; the rank that broadcasts has not."""
+    folder = shared_folder()
+    model = network()
+    recipe = hvd.recipes.updates(hvd.recipes.topk(0.5))
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05), aggregator=recipe), "mse")
+    model.fit(*own_data(), batch_size=8, verbose=0)
+
+    def saved(name):
+        hvd.consolidate(model)
+        if hvd.rank() == 0:
+            model.save(folder / name)
+        on_every_rank(None)
+        return [np.array(each) for each in keras.models.load_model(folder / name).optimizer.variables]
+
+    once = saved("once.keras")
+    assert any(each.any() for each in once[2:])
+    broadcast_state(model, 1)
+    for before, after in zip(once, saved("again.keras"), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@case(ranks=(2,))
 def the_best_model_is_written_by_rank_0():
     """It is chosen by the ranks' mean loss; by rank 1's loss alone the first epoch would be the best."""
     folder = shared_folder()
