@@ -98,15 +98,16 @@ class Store(NamedTuple):
         """
         self.put(rank, [value])
         begun, limit, named, told = time.monotonic(), _start_limit(), False, None
+        known: list[Any] = [None] * count
         while told is None:
             waited = time.monotonic() - begun
             if rank == 0:
-                told = self._collected(count, final=waited > limit)
+                told = self._collected(known, final=waited > limit)
             else:
-                told = self._ask("everyone") or (self._listed(count) if waited > limit + NAMED_AFTER else None)
+                told = self._ask("everyone") or (self._listed(known) if waited > limit + NAMED_AFTER else None)
             if told is None and waited > NAMED_AFTER and not named:
                 named = True
-                self._name_missing(rank, count, limit)
+                _name_missing(rank, self._listed(known), limit)
             if told is None:
                 time.sleep(min(_POLL + waited / 20, 0.5))  # hundreds of ranks may ask, for minutes
         missing = [each for each, answer in enumerate(told) if answer is None]
@@ -118,28 +119,19 @@ class Store(NamedTuple):
             )
         return [answer for (answer,) in told]
 
-    def _collected(self, count: int, final: bool) -> list[Any] | None:
+    def _collected(self, known: list[Any], final: bool) -> list[Any] | None:
         """Tells the others all values if they are there, and what there is if that is final."""
-        told = self._listed(count)
+        told = self._listed(known)
         if None in told and not final:
             return None
         self.put("everyone", told)
         return told
 
-    def _listed(self, count: int) -> list[Any]:
-        return [self._ask(rank) for rank in range(count)]
-
-    def _name_missing(self, rank: int, count: int, limit: float) -> None:
-        told = self._listed(count)
-        missing = [each for each, answer in enumerate(told) if answer is None]
-        if missing and not any(told[:rank]):
-            _log.warning(
-                "waiting for %s of %d to call hvd.init, for %g s so far, and no longer than %g s.",
-                _ranks(missing),
-                count,
-                NAMED_AFTER,
-                limit,
-            )
+    def _listed(self, known: list[Any]) -> list[Any]:
+        """Adds what is there under the keys of ranks that are not known yet."""
+        for rank, answer in enumerate(known):
+            known[rank] = self._ask(rank) if answer is None else answer
+        return known
 
     def _ask(self, key: object) -> Any:
         """The value under a key; None if there is none yet."""
@@ -180,6 +172,19 @@ class Store(NamedTuple):
             return self.get(key, deadline - time.monotonic())
         except TimeoutError:
             return None
+
+
+def _name_missing(rank: int, told: Sequence[Any], limit: float) -> None:
+    """Warns which ranks are missing, on the first rank that is there."""
+    missing = [each for each, answer in enumerate(told) if answer is None]
+    if missing and not any(told[:rank]):
+        _log.warning(
+            "waiting for %s of %d to call hvd.init, for %g s so far, and no longer than %g s.",
+            _ranks(missing),
+            len(told),
+            NAMED_AFTER,
+            limit,
+        )
 
 
 def _start_limit() -> float:

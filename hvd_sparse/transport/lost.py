@@ -200,6 +200,7 @@ def start(rank: int, places: Sequence[Place], scope: str) -> None:
         scope: of the launcher's store; a new one for each start of Horovod.
     """
     global _roll, _stopped
+    _stopped.set()  # the watch of an earlier call
     if len(places) == 1:
         return
     _roll, _stopped = RollCall(rank, places, Store.of_job(scope)), threading.Event()
