@@ -23,6 +23,7 @@ from hvd_sparse.transport.meeting import Meeting, Ticket
 from link import Caller, Client, Events, Patience, Server
 
 _NAME = "hvd_sparse servers"
+_OUTAGE = 30.0  # seconds without a sign of life that nobody stands in for; Horovod's collectives survive as many
 _AGAIN = 0.5  # seconds before reconnecting to a server whose connection has ended
 _FAREWELL = 60.0  # seconds for others to fetch the final parameters once all have finished
 
@@ -179,8 +180,8 @@ def caller_of(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Cal
     """The identity with which a rank's client addresses the servers."""
     replicas = settings.replicas
     protocol = wire.protocol(shards[0].size, replicas is not None)
-    silence = {} if replicas is None else {"silence": replicas.silence}
-    patience = Patience(work=math.inf, again=_AGAIN, **silence)
+    silence = _OUTAGE if replicas is None else replicas.silence
+    patience = Patience(silence, work=math.inf, again=_AGAIN)
     return Caller(ticket.rank, _subject(shards, settings), ticket.secret, protocol, patience, events=Events(_NAME))
 
 

@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=-1, help="the rank that is harmed (default: none)")
     parser.add_argument("--step", type=int, default=8, help="the step of fit before which that happens")
     parser.add_argument("--steps", type=int, default=10**6)
-    parser.add_argument("--recipe", default="dense", help="dense (default), a recipe, servers, datagrams, or tape")
+    parser.add_argument(
+        "--recipe", default="dense", help="dense (default), a recipe, servers, lone_servers, datagrams, or tape"
+    )
     parser.add_argument("--checkpoints", help="the directory of checkpoints (default: none are saved)")
     parser.add_argument("--before", default="", help="before init: sleep:RANK:SECONDS, fail:RANK or vanish:RANK")
     options = parser.parse_args()
@@ -93,8 +95,8 @@ def train(rank: int, options: argparse.Namespace) -> None:
 
 
 def optimizer_of(hvd, optimizer, recipe: str):
-    if recipe == "servers":
-        return hvd.servers.ShardedServers(optimizer, replicas=1)
+    if recipe in ("servers", "lone_servers"):
+        return hvd.servers.ShardedServers(optimizer, **({"replicas": 1} if recipe == "servers" else {}))
     if recipe == "datagrams":
         return hvd.averaging.ModelAveraging(optimizer, hvd.averaging.Datagrams("127.0.0.1", rate=1e9))
     aggregator = None if recipe == "dense" else getattr(hvd.recipes, recipe)(0.1)

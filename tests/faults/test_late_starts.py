@@ -38,3 +38,9 @@ def test_ranks_that_cannot_connect_get_an_error(tmp_path):
         assert job.wait([0, 1, 3], LIMIT) == [1] * 3, job.outputs()
         for rank in (0, 1, 3):
             assert job.end(rank)["text"].startswith("Horovod could not connect all ranks"), job.end(rank)
+
+
+def test_control_a_rank_that_is_late_by_seconds_is_waited_for(tmp_path):
+    arguments = ["--before", "sleep:3:5", "--recipe", "hitopk", "--steps", "20"]
+    with running(tmp_path, 4, *arguments, nodes=2) as job:
+        assert job.wait(range(4), LIMIT) == [0] * 4, job.outputs()
