@@ -7,6 +7,7 @@ end of a host only after a while. What holds it is also written into the file, f
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -45,22 +46,38 @@ def take(directory: str | os.PathLike) -> None:
     if place in _held:
         return
     files.make_folder(pathlib.Path(place))
-    descriptor = os.open(os.path.join(place, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        if _locked(descriptor, place):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_own()).encode(), 0)
-        _held[place] = descriptor
-    finally:
-        if place not in _held:
-            os.close(descriptor)
+    while place not in _held:
+        descriptor = os.open(os.path.join(place, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            is_locked = _locked(descriptor, place)
+            if not is_locked or _is_there(descriptor, place):
+                _held[place] = descriptor
+        finally:
+            if place not in _held:
+                os.close(descriptor)
+    if is_locked:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(_own()).encode(), 0)
 
 
 def release(directory: str | os.PathLike) -> None:
-    """Gives up the claim to a directory; does nothing if this process does not have it."""
-    descriptor = _held.pop(os.path.realpath(directory), None)
-    if descriptor is not None:
-        os.close(descriptor)
+    """Gives up the claim to a directory, whose file goes; does nothing if this process does not have it."""
+    place = os.path.realpath(directory)
+    descriptor = _held.pop(place, None)
+    if descriptor is None:
+        return
+    with contextlib.suppress(OSError):  # the directory may be gone
+        if _is_there(descriptor, place):
+            os.unlink(os.path.join(place, NAME))
+    os.close(descriptor)
+
+
+def _is_there(descriptor: int, place: str) -> bool:
+    """Whether the file of a descriptor is still the one in the directory; whoever gives up a claim removes it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(os.path.join(place, NAME)))
+    except FileNotFoundError:
+        return False
 
 
 def _locked(descriptor: int, place: str) -> bool:

@@ -56,6 +56,25 @@ def test_a_process_that_has_the_claim_has_it_until_it_gives_it_up(tmp_path):
     assert taken.stdout == "held\n", taken.stderr
 
 
+def test_who_gives_up_a_claim_leaves_no_file_and_one_that_has_opened_it_takes_a_new_one(tmp_path, holder, monkeypatch):
+    """The other process has opened the file before it is removed, and gets the lock of a file that is gone."""
+    lock, opened = claims._locked, []
+
+    def locked(descriptor, place):
+        opened.append(descriptor)
+        if len(opened) == 1:
+            holder.communicate("\n")
+            (tmp_path / claims.NAME).unlink()
+        return lock(descriptor, place)
+
+    monkeypatch.setattr(claims, "_locked", locked)
+    claims.take(tmp_path)
+    assert len(opened) == 2
+    assert json.loads((tmp_path / claims.NAME).read_text())["process"] == os.getpid()
+    claims.release(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_claim_on_another_host_is_waited_for_as_that_host_may_be_gone(tmp_path, holder, monkeypatch, capsys):
     monkeypatch.setattr(claims, "_POLL", 0.05)
     monkeypatch.setattr(claims.socket, "gethostname", lambda: "here")

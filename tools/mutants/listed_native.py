@@ -252,7 +252,7 @@ _SHARED_MEMORY = (
     _fault(
         "shared memory: another process's number",
         "shared_memory",
-        "shared_memory/shared_memory.cc",
+        "shared_memory/shared_neighbour.h",
         "if (control().token != static_cast<uint64_t>(address[2])) return ESRCH;",
         "",
         "Whoever has a rank's old number and descriptor is taken for it.",

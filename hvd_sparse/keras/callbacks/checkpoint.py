@@ -77,12 +77,12 @@ class CheckpointCallback(DistributedCallback):
         self.required = required
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        claim(self.directory)
         passed_over: list[str] = []
         found = self._find(passed_over)
         if found is None and self.required:
             why = _listed(passed_over) or "there are none"
             raise FileNotFoundError(f"{self.directory} has no intact checkpoint to resume from: {why}. {_BY_HAND}")
+        claim(self.directory)
         if found is None and passed_over:
             told = f"{self.directory} has checkpoints, none intact: {_listed(passed_over)}. Training starts over."
             _warn(told, _BY_HAND)

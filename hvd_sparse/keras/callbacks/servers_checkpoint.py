@@ -56,12 +56,12 @@ class ServersCheckpointCallback(ServersCallback):
         self._participant.write_by(self._write_own)
         if self._participant.has_begun:
             return
-        claim(self.directory)
         passed_over: list[str] = []
         found = self._newest(passed_over)
         if found is None and self.required:
             why = "; ".join(passed_over) or "there are none"
             raise FileNotFoundError(f"{self.directory} has no intact checkpoint of servers to resume from: {why}.")
+        claim(self.directory)
         if passed_over:
             goes_on = "Training starts over." if found is None else f"Training resumes from epoch {found.epoch}."
             first_rank.warn(f"Skipped: {'; '.join(passed_over)}. {goes_on}")
