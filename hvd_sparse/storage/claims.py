@@ -7,6 +7,7 @@ end of a host only after a while. What holds it is also written into the file, f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -56,8 +57,16 @@ def take(directory: str | os.PathLike) -> None:
             if place not in _held:
                 os.close(descriptor)
     if is_locked:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_own()).encode(), 0)
+        with contextlib.suppress(OSError):  # the disk may be full; the lock is what counts
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(_own()).encode(), 0)
+
+
+@atexit.register
+def release_all() -> None:
+    """Gives up all claims of this process, as when it ends."""
+    for place in list(_held):
+        release(place)
 
 
 def release(directory: str | os.PathLike) -> None:

@@ -187,6 +187,7 @@ def a_full_disk_is_an_error_on_all():
         told = None
     assert told is not None and "No space left on device" in told, told
     assert len(set(_everywhere(told))) == 1, "the ranks tell different things"
-    assert folders(directory) == ["epoch-0000", "filler"]
+    left = [name for name in folders(directory) if name != "claim.json"]  # this process has it until it ends
+    assert left == ["epoch-0000", "filler"]
     assert resumed(model, directory) == []
     _assert_alike(model, states[0])

@@ -45,6 +45,11 @@ def test_the_claim_ends_with_a_process_that_is_killed(tmp_path, holder):
     assert json.loads((tmp_path / claims.NAME).read_text())["process"] == os.getpid()
 
 
+def test_a_process_that_ends_leaves_no_file(tmp_path, holder):
+    holder.communicate("\n")
+    assert holder.returncode == 0 and list(tmp_path.iterdir()) == []
+
+
 def test_a_process_that_has_the_claim_has_it_until_it_gives_it_up(tmp_path):
     for _ in range(3):
         claims.take(tmp_path)
@@ -64,7 +69,6 @@ def test_who_gives_up_a_claim_leaves_no_file_and_one_that_has_opened_it_takes_a_
         opened.append(descriptor)
         if len(opened) == 1:
             holder.communicate("\n")
-            (tmp_path / claims.NAME).unlink()
         return lock(descriptor, place)
 
     monkeypatch.setattr(claims, "_locked", locked)

@@ -14,7 +14,7 @@ from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.servers.optimizer import served
 from hvd_sparse.servers.participant import Participant
 from hvd_sparse.servers.saving import Kept
-from hvd_sparse.storage import files
+from hvd_sparse.storage import claims, files
 from hvd_sparse.transport import first_rank, topology
 
 
@@ -55,6 +55,8 @@ class ServersCheckpointCallback(ServersCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._participant.write_by(self._write_own)
         if self._participant.has_begun:
+            if topology.rank() == 0:
+                claims.take(self.directory)
             return
         passed_over: list[str] = []
         found = self._newest(passed_over)
@@ -84,6 +86,7 @@ class ServersCheckpointCallback(ServersCallback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         hooks.resume_at(self.model, None)
+        claims.release(self.directory)
 
     # ---- saving ----
 
