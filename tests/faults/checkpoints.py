@@ -91,5 +91,5 @@ def flip(path: pathlib.Path, generator: random.Random) -> None:
 
 
 def folders(directory) -> list[str]:
-    """The names in a directory."""
-    return sorted(path.name for path in pathlib.Path(directory).iterdir())
+    """The names in a directory, without the claim to it, which a process has until it ends if its training fails."""
+    return sorted(path.name for path in pathlib.Path(directory).iterdir() if path.name != "claim.json")
