@@ -185,7 +185,7 @@ class Cluster:
         try:
             for slot in slots:
                 node = int(slot.hostname.rpartition(".")[2]) - 1
-                whole = {**os.environ, **_QUIET, **_slot_environment(slot, self.own_address, port), **environment}
+                whole = {**os.environ, **_QUIET, **slot_environment(slot, self.own_address, port), **environment}
                 ranks.append(subprocess.Popen([*self.prefix(node), *command], env=whole, stdin=subprocess.DEVNULL))
             _wait(ranks, limit)
         finally:
@@ -254,7 +254,15 @@ class Cluster:
         return release
 
 
-def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
+def slot_environment(slot, address: str, port: int, interface: str = "eth0") -> dict[str, str]:
+    """The variables by which a rank finds the others, as Horovod's launcher sets them.
+
+    Args:
+        slot: of the rank, from Horovod's `get_host_assignments`.
+        address: of the rendezvous server.
+        port: of the rendezvous server.
+        interface: the network interface that Gloo uses.
+    """
     numbers = {
         "RANK": slot.rank,
         "SIZE": slot.size,
@@ -268,7 +276,7 @@ def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": "eth0",
+        "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }

@@ -104,7 +104,7 @@ class Store(NamedTuple):
             if rank == 0:
                 told = self._collected(known, final=waited > limit)
             else:
-                told = self._ask("everyone") or (self._listed(known) if waited > limit + NAMED_AFTER else None)
+                told = self.ask("everyone") or (self._listed(known) if waited > limit + NAMED_AFTER else None)
             if told is None and waited > NAMED_AFTER and not named:
                 named = True
                 _name_missing(rank, self._listed(known), limit)
@@ -130,13 +130,13 @@ class Store(NamedTuple):
     def _listed(self, known: list[Any]) -> list[Any]:
         """Adds what is there under the keys of ranks that are not known yet."""
         for rank, answer in enumerate(known):
-            known[rank] = self._ask(rank) if answer is None else answer
+            known[rank] = self.ask(rank) if answer is None else answer
         return known
 
-    def _ask(self, key: object) -> Any:
-        """The value under a key; None if there is none yet."""
+    def ask(self, key: object, answer: float = _ANSWER) -> Any:
+        """The value under a key; None if there is none yet. The launcher must answer within `answer` seconds."""
         try:
-            return self.get(key, patience=0)
+            return self.get(key, 0, answer)
         except TimeoutError:
             return None
 

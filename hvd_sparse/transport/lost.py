@@ -2,7 +2,7 @@
 
 Horovod says only that something has ended. Here each rank answers in the launcher's store: that it has noticed the
 failure too, or with what it has ended, and which processes of its host are gone or stand still. Who has not answered
-after a few seconds counts as lost. As long as no collective fails, nothing is sent.
+after a few seconds counts as lost. As long as no collective fails and no rank ends, nothing is sent.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class RollCall:
         if self._store is None:
             return None
         try:
-            return self._store.get(rank, 0, _ANSWER)
-        except OSError:  # TimeoutError is one: it has not answered yet
+            return self._store.ask(rank, _ANSWER)
+        except OSError:  # the launcher has ended, or is cut off
             return None
 
     def _seen(self) -> dict[str, str]:
@@ -268,9 +268,7 @@ def _watch(roll: RollCall, stopped: threading.Event) -> None:
 
 def _ended_by(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Tells the other ranks of an error that nobody has caught, or says whose loss has caused it."""
-    told = None
-    if isinstance(error, tf.errors.OpError):
-        told = explain(error)
+    told = explain(error)
     if _roll is not None and told is None and not isinstance(error, RankLostError):
         text = f"{kind.__name__}: {error}"
         _roll.answer(Fate(RAISED, text if len(text) < _LONGEST else f"{text[:_LONGEST]}..."))

@@ -178,10 +178,7 @@ class _Watch:
     def _said(self, rank: int) -> Place | None:
         """Where another rank waits, according to itself."""
         assert self._store is not None
-        try:
-            said = self._store.get(rank, patience=0)
-        except TimeoutError:
-            return None
+        said = self._store.ask(rank)
         return said and Place(*said)
 
     def _report(self, places: dict[int, Place | None]) -> None:

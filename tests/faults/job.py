@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
+from benchmarks.machines.cluster import slot_environment
 from tests.parallel.launch import QUIET, ROOT
 
 START = 300.0  # seconds until all ranks train, even on a busy machine
@@ -40,24 +41,10 @@ class Job:
         self._server.init(slots)
         command = [sys.executable, "-m", "tests.faults.mortal_rank", str(self.folder), *self._arguments]
         for slot in slots:
-            numbers = {
-                "RANK": slot.rank,
-                "SIZE": slot.size,
-                "LOCAL_RANK": slot.local_rank,
-                "LOCAL_SIZE": slot.local_size,
-                "CROSS_RANK": slot.cross_rank,
-                "CROSS_SIZE": slot.cross_size,
-                "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                "GLOO_RENDEZVOUS_PORT": port,
-                "GLOO_IFACE": "lo",
-                "HOSTNAME": "localhost",
-                "CONTROLLER": "gloo",
-                "CPU_OPERATIONS": "gloo",
-            }
             environment = {
                 **os.environ,
                 **QUIET,
-                **{f"HOROVOD_{name}": str(value) for name, value in numbers.items()},
+                **slot_environment(slot, "127.0.0.1", port, "lo"),
                 "HVD_SPARSE_LOCAL_SIZE": str(self._count // self._nodes),
                 **environment_of(slot.rank),
             }
