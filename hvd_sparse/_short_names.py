@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from hvd_sparse.compression import error_feedback, quantizers, selectors
-from hvd_sparse.horovod_api import elastic
-from hvd_sparse.keras import callbacks, checkpoint
+from hvd_sparse.keras import callbacks, checkpoint, elastic
 from hvd_sparse.transport import topology
 
 MODULES = {

@@ -33,6 +33,22 @@ class Slots(tf.Module):
         """The factor that converts the slots of a mean over nodes to those of this rank."""
         return 1.0
 
+    def part(self) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+        """What this rank has of each slot, in units of the mean over nodes; no collective.
+
+        Returns:
+            By slot name, values and by how many ranks they are known here (0 or 1), by variable name.
+        """
+        own = slice(self.spec.offset, self.spec.offset + self.spec.size)
+        known = np.zeros(self._whole_size, np.float32)
+        known[own] = 1.0
+        found = {}
+        for slot, held in self.slots.items():
+            values = np.zeros(self._whole_size, np.float32)
+            values[own] = held.numpy() / self.scale
+            found[slot] = self._by_variable(values), self._by_variable(known)
+        return found
+
     def gather(self, name: str) -> dict[str, dict[str, np.ndarray]]:
         """The mean over all nodes of each slot, by slot name and variable name; a collective.
 

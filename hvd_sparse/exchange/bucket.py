@@ -98,6 +98,16 @@ class BucketExchange:
             share = total / float(self._world.size)
             self._residual.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
 
+    def own_residual(self) -> dict[str, np.ndarray]:
+        """This rank's part of `residual_sum`, by variable; no collective."""
+        own = self.aggregator.residual(self.state) if self._residual is None else self._residual.read_value()
+        found = self.bucket.unpack(own) if tf.size(own) > 0 else {}
+        return {name: piece.numpy() for name, piece in found.items()}
+
+    def own_slots(self) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+        """What this rank has of each slot that is kept here, see `Slots.part`; no collective."""
+        return {name: part for slots in slots_of(self.state) for name, part in slots.part().items()}
+
     def gather_slots(self) -> dict[str, dict[str, np.ndarray]]:
         """The mean over all nodes of each slot that is kept here, by variable; {} if none is. A collective."""
         found: dict[str, dict[str, np.ndarray]] = {}

@@ -303,6 +303,27 @@ class GradientExchange:
             self._obeying.watch.take()  # what was written belongs to what is restored
         return state.restore(self._planned, total, own)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was an exchange, so that ranks have agreed on a plan."""
+        return self._planned is not None
+
+    def begin_again(self, total: ResidualSum | None) -> None:
+        """Drops the plan, so that the next exchange makes one for the ranks that there are then.
+
+        A `tf.function` that was traced before raises an error from then on.
+
+        Args:
+            total: what was not sent, which all ranks share equally from the next exchange on; the same on every rank.
+        """
+        if self._planned is not None:
+            self._planned.retire()
+        if self._obeying is not None:
+            self._obeying.watch.take()
+        self._planned = self._obeying = self._agreed = None
+        self._pending = None if total is None else (total, None)
+        self._when_written()
+
     def when_written(self, told: Callable[[], None]) -> None:
         """Has a function called when variables, for which residuals or slots are kept, were written between steps."""
         self._when_written = told

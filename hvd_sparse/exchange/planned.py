@@ -26,6 +26,11 @@ _REMEDY = (
     "on the rank."
 )
 
+_RETIRED = (
+    "This step was traced for ranks that have changed since: make its tf.function anew after each change, for example "
+    "inside of the function that hvd.elastic.run runs."
+)
+
 
 class PlannedExchange:
     """Averages gradients bucket by bucket, all at once, and commits all of them in one transaction.
@@ -101,6 +106,8 @@ class PlannedExchange:
         self.taking_over = self._taking_over()
         self.ending: Any = None  # an `Ending`, once this rank has needed one
         self._apart: list[tuple[tf.TensorShape, tf.DType]] = []  # what the last exchange had besides the plan
+        with tf.device("CPU:0"):
+            self._retired = tf.Variable(False, trainable=False, name=f"{name}_retired")
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
@@ -117,7 +124,8 @@ class PlannedExchange:
         if not everything:
             return {}
         ready = self._time(everything.values())
-        in_buckets, in_rows = self._of_plan(gradients)
+        with tf.control_dependencies(self._refuse_if_retired()):
+            in_buckets, in_rows = self._of_plan(gradients)
         by_themselves = [self._exchange_wide(each, number) for number, each in enumerate(apart.values())]
         self._apart = [(each.shape, each.dtype) for each in apart.values()]
         exchanges = [*in_buckets, *in_rows, *by_themselves]
@@ -159,6 +167,14 @@ class PlannedExchange:
             for number, (shape, dtype) in enumerate(self._apart)
         ]
         return [*exchanged[0], *exchanged[1], *apart]
+
+    def retire(self) -> None:
+        """Makes further exchanges an error, as the ranks for which the plan was made have changed."""
+        self._retired.assign(True)
+
+    def _refuse_if_retired(self) -> list[tf.Operation]:
+        refused = tf.debugging.Assert(tf.logical_not(self._retired), [_RETIRED])
+        return [] if refused is None else [refused]
 
     @property
     def keeps(self) -> bool:

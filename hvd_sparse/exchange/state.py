@@ -75,7 +75,7 @@ def residual_sum(exchange: PlannedExchange) -> ResidualSum:
     residuals = {name: value for bucket in exchange.buckets for name, value in bucket.residual_sum().items()}
     counters = {name: int(counter) for bucket in exchange.buckets for name, counter in bucket.counters().items()}
     velocities = {name: value for bucket in exchange.buckets for name, value in bucket.outer_velocities().items()}
-    return ResidualSum(_shapes(exchange), residuals, int(exchange.step), counters, unit(exchange), velocities)
+    return ResidualSum(shapes_of(exchange), residuals, int(exchange.step), counters, unit(exchange), velocities)
 
 
 def unit(exchange: PlannedExchange) -> str:
@@ -85,7 +85,18 @@ def unit(exchange: PlannedExchange) -> str:
 
 def rank_state(exchange: PlannedExchange) -> RankState:
     """This rank's exact state."""
-    return RankState(account(exchange), {name: variable.numpy() for name, variable in _variables(exchange).items()})
+    return RankState(account(exchange), values(exchange))
+
+
+def values(exchange: PlannedExchange) -> dict[str, np.ndarray]:
+    """The values of this rank's state, by name."""
+    return {name: variable.numpy() for name, variable in _variables(exchange).items()}
+
+
+def set_values(exchange: PlannedExchange, saved: Mapping[str, np.ndarray]) -> None:
+    """Sets what `values` has returned."""
+    for name, variable in _variables(exchange).items():
+        variable.assign(saved[name])
 
 
 def slots(exchange: PlannedExchange) -> dict[str, dict[str, np.ndarray]]:
@@ -124,7 +135,7 @@ def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None
     """
     if _put_back(exchange, own):
         return True
-    here = _names_here(total, _shapes(exchange))
+    here = _names_here(total, shapes_of(exchange))
     residuals = {here[name]: residual for name, residual in total.residuals.items()}
     velocities = {here[name]: velocity for name, velocity in total.velocities.items()}
     if total.unit != unit(exchange):
@@ -170,7 +181,7 @@ def inherit(exchange: PlannedExchange, other: PlannedExchange, names: Mapping[st
         other: of the same recipe and the same ranks.
         names: the name of each of these variables here, by its name there.
     """
-    total, shapes = residual_sum(other), _shapes(exchange)
+    total, shapes = residual_sum(other), shapes_of(exchange)
     residuals = residual_sum(exchange).residuals
     for name, residual in _renamed(total.residuals, names, shapes).items():
         residuals[name] = residuals[name] + residual if name in residuals else residual
@@ -191,15 +202,13 @@ def _renamed(
 
 def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:
     """Restores each rank's own state if every rank has one that fits; returns whether it did."""
-    variables = _variables(exchange)
-    values: dict[str, np.ndarray] = {}
+    saved: Mapping[str, np.ndarray] = {}
     if own is not None and own.account == account(exchange):
-        values = own.values
-    fits = set(values) == set(variables)
+        saved = own.values
+    fits = set(saved) == set(_variables(exchange))
     everybody = exchange.grid.world.allreduce(tf.constant(int(fits)), "min", f"{exchange.name}.restore")
     if everybody == 1:
-        for name, variable in variables.items():
-            variable.assign(values[name])
+        set_values(exchange, saved)
     return bool(everybody == 1)
 
 
@@ -212,7 +221,8 @@ def _variables(exchange: PlannedExchange) -> dict[str, tf.Variable]:
     return {**in_buckets, "step": exchange.step}
 
 
-def _shapes(exchange: PlannedExchange) -> dict[str, tuple[int, ...]]:
+def shapes_of(exchange: PlannedExchange) -> dict[str, tuple[int, ...]]:
+    """The shapes of all variables in buckets, by name, in the order of the model's variables."""
     plan = exchange.plan
     in_rows = {segment.name for segment, _ in plan.slices}
     return {name: tuple(place[0]) for name, place in plan.placement().items() if name not in in_rows}

@@ -5,7 +5,6 @@ from hvd_sparse.compression import Compression, error_feedback, quantizers
 from hvd_sparse.compression import selectors as compressors
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.telemetry import Telemetry
-from hvd_sparse.horovod_api import elastic
 from hvd_sparse.horovod_api.names import (
     BroadcastGlobalVariablesHook,
     LocalGradientAggregationHelper,
@@ -54,7 +53,7 @@ from hvd_sparse.horovod_api.values import (
     reducescatter,
 )
 from hvd_sparse.horovod_api.variables import broadcast_, broadcast_variables
-from hvd_sparse.keras import callbacks, checkpoint, copies, fitting
+from hvd_sparse.keras import callbacks, checkpoint, copies, elastic, fitting
 from hvd_sparse.keras.consolidation import consolidate
 from hvd_sparse.keras.loading import load_model
 from hvd_sparse.keras.loss_scale import LossScaleOptimizer

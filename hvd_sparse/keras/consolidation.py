@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from hvd_sparse.compression.momentum import VELOCITY
 from hvd_sparse.exchange import sender_side
+from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import momentum
 from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.optimizers import slots, without_slots
+from hvd_sparse.spec import Gathered
 from hvd_sparse.transport import topology
 
 
@@ -46,14 +48,27 @@ def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:
         return
     if exchange.step in (0, vars(optimizer).get(momentum.CONSOLIDATED)):
         return
-    gathered = sender_side.gather_slots(exchange)
-    if exchange.sends_updates:
-        stand_in = without_slots.of(optimizer)
-        if stand_in is not None and topology.rank() == 0:
-            stand_in.gather(optimizer, gathered)
-    else:
-        _write_momentum(optimizer, gathered.get(VELOCITY, {}))
+    give_back(optimizer, exchange, sender_side.gather_slots(exchange), here=topology.rank() == 0)
     vars(optimizer)[momentum.CONSOLIDATED] = exchange.step
+
+
+def give_back(
+    optimizer: keras.optimizers.Optimizer, exchange: GradientExchange, gathered: Gathered, here: bool
+) -> None:
+    """Writes what an exchange has kept into the optimizer's slots, or beside them if it has none.
+
+    Args:
+        optimizer: a distributed optimizer.
+        exchange: its exchange.
+        gathered: the mean over all nodes of each slot, by slot name and variable name.
+        here: whether this is the rank that keeps the slots of an optimizer without slots.
+    """
+    if not exchange.sends_updates:
+        _write_momentum(optimizer, gathered.get(VELOCITY, {}))
+        return
+    stand_in = without_slots.of(optimizer)
+    if stand_in is not None and here:
+        stand_in.gather(optimizer, gathered)
 
 
 def _write_momentum(optimizer: keras.optimizers.Optimizer, momenta: Mapping[str, np.ndarray]) -> None:

@@ -1,13 +1,14 @@
 """How ranks exchange information while Horovod starts: through the key-value store of its launcher.
 
-Launchers that start ranks with Gloo have such a store, because Gloo finds its peers through it. If there is none, or
-ranks may come and go (elastic), nothing is exchanged.
+Launchers that start ranks with Gloo have such a store, because Gloo finds its peers through it. If there is none,
+nothing is exchanged. In elastic jobs the driver empties it at each change of the ranks.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 import urllib.error
@@ -26,6 +27,10 @@ _POLL = 0.05
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
+class RanksMissingError(RuntimeError):
+    """Ranks do not start, or cannot be connected."""
+
+
 class Store(NamedTuple):
     """A scope of the launcher's store.
 
@@ -40,7 +45,7 @@ class Store(NamedTuple):
         """A scope of this job's store; None if ranks have no store in common."""
         job = os.environ
         address, port = job.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), job.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-        if address is None or port is None or job.get("HOROVOD_CONTROLLER") != "gloo" or "HOROVOD_ELASTIC" in job:
+        if address is None or port is None or job.get("HOROVOD_CONTROLLER") != "gloo":
             return None
         return cls(f"http://{address}:{port}/{scope}")
 
@@ -69,6 +74,11 @@ class Store(NamedTuple):
                 raise TimeoutError(f"Expected {key} in the launcher's store within {patience:g} s, got nothing.")
             time.sleep(_POLL)
 
+    def text(self, key: object, answer: float) -> str:
+        """What the launcher answers to a key, which may take it `answer` seconds; OSError if it does not."""
+        with _open(f"{self.url}/{key}", timeout=answer) as told:
+            return told.read().decode()
+
     def clear(self, key: object, attempts: int) -> None:
         """Makes the store drop Horovod's own scope to which this key belongs; does nothing if it is already dropped.
 
@@ -82,7 +92,7 @@ class Store(NamedTuple):
                 return
             _open(urllib.request.Request(f"{self.url}/{key}", method="DELETE"), timeout=_ANSWER)
 
-    def everyone(self, rank: int, count: int, value: Any) -> list[Any]:
+    def everyone(self, rank: int, count: int, value: Any, most: float = math.inf) -> list[Any]:
         """The values of all ranks, in their order, however late one comes; each calls it, once for each scope.
 
         After `NAMED_AFTER` seconds the first rank that waits warns which ranks are missing.
@@ -91,13 +101,14 @@ class Store(NamedTuple):
             rank: this rank.
             count: of the ranks.
             value: JSON-serialisable.
+            most: an upper bound of the time limit, in seconds.
 
         Raises:
-            RuntimeError: on every rank that waits, if one does not come within the time limit.
+            RanksMissingError: on every rank that waits, if one does not come within the time limit.
             ValueError: if the environment has no number as time limit.
         """
         self.put(rank, [value])
-        begun, limit, named, told = time.monotonic(), _start_limit(), False, None
+        begun, limit, named, told = time.monotonic(), min(most, _start_limit()), False, None
         known: list[Any] = [None] * count
         while told is None:
             waited = time.monotonic() - begun
@@ -112,7 +123,7 @@ class Store(NamedTuple):
                 time.sleep(min(_POLL + waited / 20, 0.5))  # hundreds of ranks may ask, for minutes
         missing = [each for each, answer in enumerate(told) if answer is None]
         if missing:
-            raise RuntimeError(
+            raise RanksMissingError(
                 f"{_ranks(missing).capitalize()} of {count} did not call hvd.init within {limit:g} s of the others: "
                 "look for what ended or slows them (imports from a slow file system, for example). "
                 f"{START_VARIABLE} sets the seconds."
@@ -149,7 +160,7 @@ class Store(NamedTuple):
             value: JSON-serialisable.
 
         Raises:
-            RuntimeError: on every rank, if one does not answer.
+            RanksMissingError: on every rank, if one does not answer.
         """
         self.put(rank, [value])
         if rank == ranks[0]:
@@ -161,7 +172,7 @@ class Store(NamedTuple):
             told = [None, *([each] for each in ranks[1:])]  # only the first rank is known to be missing
         missing = [each for each, answer in zip(ranks, told, strict=True) if answer is None]
         if missing:
-            raise RuntimeError(
+            raise RanksMissingError(
                 f"Of the ranks {list(ranks)}, {missing} did not answer within {CONNECTED_PATIENCE:g} s after Horovod "
                 "had started: look for their error, or for what slows them."
             )

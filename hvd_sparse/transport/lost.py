@@ -10,7 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.transport import background_loop
+from hvd_sparse.transport import background_loop, membership
 from hvd_sparse.transport.launcher_store import Store
 from hvd_sparse.transport.processes import GONE, RUNS, STOPPED, Process
 from hvd_sparse.transport.stalls import users_line
@@ -148,6 +150,14 @@ class RollCall:
             "checkpoint."
         )
 
+    def end_stopped(self) -> list[int]:
+        """Kills other ranks' processes that are stopped, as far as they can be seen from here; returns the ranks."""
+        stopped = [rank for rank, state in self._seen().items() if state == STOPPED]
+        for rank in stopped:
+            with contextlib.suppress(ProcessLookupError):  # it has gone meanwhile
+                os.kill(self._places[int(rank)].process.number, signal.SIGKILL)
+        return [int(rank) for rank in stopped]
+
     def _sentence(self, ranks: Sequence[int], fate: Fate) -> str:
         hosts = sorted({self._places[rank].host for rank in ranks})
         who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Each of the ranks {', '.join(map(str, ranks))}"
@@ -227,7 +237,7 @@ def explain(error: BaseException, step: int | None = None) -> str | None:
         error: any.
         step: the step of training in which it was raised, if known.
     """
-    if _roll is None or not isinstance(error, tf.errors.OpError) or not _is_related(str(error)):
+    if _roll is None or not is_related(error):
         return None
     found = _COLLECTIVE.search(str(error))
     noticed = [
@@ -239,8 +249,16 @@ def explain(error: BaseException, step: int | None = None) -> str | None:
     return _roll.told(", ".join(part for part in noticed if part))
 
 
-def _is_related(text: str) -> bool:
-    return bool(_RELATED.search(text)) or _REMOVED in text and background_loop.has_ended()
+def is_related(error: BaseException) -> bool:
+    """Whether an error tells that a collective has failed because of a rank."""
+    text = str(error)
+    found = bool(_RELATED.search(text)) or _REMOVED in text and background_loop.has_ended()
+    return found and isinstance(error, tf.errors.OpError)
+
+
+def end_stopped() -> list[int]:
+    """Kills the ranks of this host that stand still, so that the launcher notices; returns which ones."""
+    return [] if _roll is None else _roll.end_stopped()
 
 
 @contextlib.contextmanager
@@ -253,7 +271,7 @@ def explained(step: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        told = explain(error, step())
+        told = None if membership.is_handled() else explain(error, step())
         if told is None:
             raise
         raise RankLostError(told) from None

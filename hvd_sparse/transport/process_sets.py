@@ -13,6 +13,8 @@ import horovod.tensorflow as _horovod
 import tensorflow as tf
 from horovod.tensorflow import ProcessSet, global_process_set
 
+from hvd_sparse.transport.launcher_store import RanksMissingError
+
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _ids: dict[tuple[int, ...], int] = {}  # of all sets except that of all ranks
 _of_grid: set[tuple[int, ...]] = set()
@@ -127,7 +129,7 @@ def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> 
     """Starts Horovod with a user's sets and those of the grid; the same on every rank.
 
     Raises:
-        RuntimeError: if Horovod cannot connect the ranks.
+        RanksMissingError: if Horovod cannot connect the ranks.
     """
     forget()
     users = {tuple(each.ranks): each for each in own}
@@ -138,7 +140,7 @@ def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> 
         if not str(error).startswith("Horovod initialization failed"):
             raise
         _horovod.shutdown()  # so that it may be started again
-        raise RuntimeError(
+        raise RanksMissingError(
             "Horovod could not connect all ranks, for the reason that it has logged above: a rank has ended meanwhile, "
             "or hosts cannot reach each other at the addresses of their names or interfaces. On each host, "
             "`python -m hvd_sparse.doctor` says what these are."

@@ -6,8 +6,11 @@ rank's node, `cross()` the process set of the ranks at the same position in thei
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +23,7 @@ from hvd_sparse.transport import (
     host_names,
     joining,
     lost,
+    membership,
     nodes,
     process_sets,
     shared_memory,
@@ -57,7 +61,9 @@ __all__ = [
 _grid: Grid | None = None
 _given = False  # whether the nodes are those of `local_size`
 _nodes: dict[tuple[int, ...], Communicator] = {}
-_starts = 0  # of Horovod, by `init`: the same on every rank
+_starts = 0  # of Horovod, by `init`: the same on every rank, unless ranks come and go
+_start_name = "0"  # of the last one, among scopes of the launcher's store: the same on every rank
+_JOINING = 120.0  # seconds that ranks which train wait for one that is new
 _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
 _log = logging.getLogger(__name__)
 _Gather = Callable[[Communicator, Any, str], list[Any]]
@@ -117,7 +123,7 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
         gather(world_communicator, None, "forgotten")
     _require_everyone(places, starts)
     _require_same_sets(places)
-    rows = nodes.arrange(places)
+    rows = _rows(places)
     _require_gpus(places)
     _given = places[0]["local_size"] is not None
     _grid = Grid(
@@ -127,17 +133,17 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     )
     for process_set in own:
         process_sets.make_ready(process_set)
-    stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
+    stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_start_name}")
     located = [lost.Place(each["host"], Process(*each["process"])) for each in places]
-    lost.start(_horovod.rank(), located, f"hvd_sparse_lost.{_starts}")
+    lost.start(_horovod.rank(), located, f"hvd_sparse_lost.{_start_name}")
     if starts and len(everyone) > 1 and _horovod.rank() == 0:
-        _report(_grid)
+        _report(_grid, nodes.told_uneven(rows, places))
 
 
-def _report(started: Grid) -> None:
+def _report(started: Grid, uneven: str | None) -> None:
     """Logs what runs where in one line: as a warning if gradients leave the GPU that computes them.
 
-    Another one says what follows from a Horovod that cannot end its process sets without all ranks.
+    Others say that hosts are uneven, and what follows from a Horovod that cannot end process sets without all ranks.
     """
     selects, sends = devices.selects_on_gpu(), devices.reads_gpus()
     carrier = "NCCL" if sends else "MPI" if _horovod.mpi_enabled() else "Gloo"
@@ -153,6 +159,8 @@ def _report(started: Grid) -> None:
         "GPU" if selects else "CPU",
         " and ".join(way for group, way in ways if group.size > 1),
     )
+    if uneven:
+        _log.warning(uneven)
     if 1 < started.node.size < started.world.size and background_loop.ended_function() is None:
         _log.warning(
             "this Horovod was not built by tools/horovod/build_wheel.sh: should a rank die, all others are ended by a "
@@ -169,21 +177,30 @@ def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, A
     Returns:
         The places of all ranks, if all of them know them by then.
     """
-    global _starts
+    global _start_name, _starts
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
     _forget()
     _starts += 1
-    places = _places_ahead(place)
+    again = membership.is_elastic() and _starts > 1
+    if again:
+        membership.renew()
+    places = _places_ahead(place, _JOINING if again else math.inf)
+    _start_name = places[0]["start"] if places else str(_starts)
+    with membership.started_again() if again else contextlib.nullcontext():
+        _start_horovod(place, places, own)
+    return places
+
+
+def _start_horovod(place: dict[str, Any], places: list[dict[str, Any]] | None, own: Sequence[ProcessSet]) -> None:
     host_names.check([each["names"] for each in places or [place]])
     rows = None if process_sets.is_dynamic() or places is None else _arranged(places)
     if rows is None:
         os.environ.setdefault(DYNAMIC_VARIABLE, "1")
         process_sets.start([])
-        return places
+        return
     count = sum(map(len, rows))
     groups = {tuple(group) for group in [*rows, *nodes.columns(rows)] if 1 < len(group) < count}
     process_sets.start([each for each in own if process_sets.can_be(each, count)], groups)
-    return places
 
 
 def _place(comm: Sequence[int] | None, local_size: int | None, own: Sequence[ProcessSet]) -> dict[str, Any]:
@@ -195,24 +212,36 @@ def _place(comm: Sequence[int] | None, local_size: int | None, own: Sequence[Pro
         "comm": [int(each) for each in comm or ()],
         "process_sets": [each.ranks for each in own],
         "gpus": devices.selectable(),
+        "start": secrets.token_hex(4),
     }
 
 
-def _places_ahead(place: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _places_ahead(place: dict[str, Any], patience: float) -> list[dict[str, Any]] | None:
     """The places of all ranks, as all know them before Horovod starts; None if they cannot know."""
-    store, size = Store.of_job(f"hvd_sparse_places.{_starts}"), int(os.environ.get("HOROVOD_SIZE", "1"))
+    start = "elastic" if membership.is_elastic() else str(_starts)  # the driver empties its store at each change
+    store, size = Store.of_job(f"hvd_sparse_places.{start}"), int(os.environ.get("HOROVOD_SIZE", "1"))
     if store is None:
         return None
-    return store.everyone(int(os.environ["HOROVOD_RANK"]), size, place)
+    return store.everyone(int(os.environ["HOROVOD_RANK"]), size, place, patience)
 
 
 def _arranged(places: Sequence[dict[str, Any]]) -> list[list[int]] | None:
     """As `nodes.arrange`, but None if that fails: the error is raised once ranks are connected."""
     try:
         _require_same_sets(places)
-        return nodes.arrange(places)
+        return _rows(places)
     except ValueError:
         return None
+
+
+def _rows(places: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The ranks of each node; each rank is a node of its own if hosts come and go and are uneven."""
+    try:
+        return nodes.arrange(places)
+    except nodes.UnevenError:
+        if not membership.is_elastic():
+            raise
+        return [[rank] for rank in range(len(places))]
 
 
 def _gather_by_horovod(group: Communicator, value: Any, name: str) -> list[Any]:
@@ -222,7 +251,7 @@ def _gather_by_horovod(group: Communicator, value: Any, name: str) -> list[Any]:
 
 def _gather_by_store(group: Communicator, value: Any, name: str) -> list[Any]:
     """Collects a value from every rank of a group while they start; without TensorFlow, if they have a store."""
-    store = Store.of_job(f"hvd_sparse_{name}.{_starts}.{group.ranks[0]}")
+    store = Store.of_job(f"hvd_sparse_{name}.{_start_name}.{group.ranks[0]}")
     if store is None or group.size == 1:
         return _gather_by_horovod(group, value, name)
     return store.gather(group.world_rank, group.ranks, value)

@@ -1,0 +1,232 @@
+"""What elastic training commits, restores and hands over of a Keras model, its optimizers and their exchanges."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.exchange import remains, state
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.exchange.planned import PlannedExchange
+from hvd_sparse.exchange.remains import Remains
+from hvd_sparse.keras import broadcasting, consolidation, own_state
+from hvd_sparse.keras.callbacks import rates
+from hvd_sparse.keras.checkpoint import plain
+from hvd_sparse.keras.elastic.states import Meeting, ObjectState, assign, copies
+from hvd_sparse.keras.exchanging import exchange_of
+from hvd_sparse.keras.ownership import MEAN, OwnKind, own_of
+from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.optimizers import attached, slots
+from hvd_sparse.transport import first_rank, topology
+
+_log = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """What a commit has of an exchange.
+
+    Attributes:
+        planned: the exchange at that time; None if it had not begun.
+        values: those of its state.
+        handed: what it had not yet taken over, if it had not begun since the ranks changed.
+    """
+
+    planned: PlannedExchange | None
+    values: Mapping[str, np.ndarray]
+    handed: Remains | None
+
+    def remains(self, first: bool) -> Remains | None:
+        """This rank's part of it; None if there is nothing."""
+        if self.planned is None:
+            return self.handed if self.handed is None or first else self.handed._replace(pieces={})
+        state.set_values(self.planned, self.values)
+        return remains.of(self.planned, first)
+
+
+class TensorFlowKerasState(ObjectState):
+    """A Keras model with its optimizers, what their exchanges keep, and Python objects as attributes.
+
+    At a planned change nothing is lost: residuals and slots that the exchange keeps are added up while all ranks are
+    connected, and shared by those that stay or come. When a rank dies, all others go back to the last commit that all
+    of them have; what the dead rank had not sent is lost, and its slots are those of the same place on other nodes. The
+    sum of the residuals is scaled by P' / P.
+
+    Each rank keeps its own random seeds, states of RNN layers and local variables; a new rank begins with its own, with
+    the means over the others of moving statistics and accumulated gradients, and with everything else of the first one.
+
+    A commit takes memory on the host: that of model, optimizer and residuals, twice while it is made.
+
+    Args:
+        model: built and compiled, on every rank.
+        optimizer: the distributed optimizer, if the model is not compiled with it.
+        backend: has no effect.
+        **kwargs: attributes and their values, such as `batch=0, epoch=0`.
+
+    Raises:
+        ValueError: if the model is not built, or has an optimizer that has its own way to come back: sharded servers
+            and averaged models.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: Any = None, backend: Any = None, **kwargs: Any):
+        if not model.built:
+            raise ValueError("The model must be built first: give it an input shape, or call it on a batch.")
+        self.model = model
+        self.optimizer = optimizer or model.optimizer
+        self._trained: Any = model if optimizer is None or optimizer is model.optimizer else _Pair(model, optimizer)
+        self._handed: dict[str, Remains] = {}  # by the optimizer's place: what an exchange has not yet taken over
+        for each in optimizers_of(self._trained).values():
+            _require_exchange(each)
+        super().__init__(**kwargs)
+
+    def hand_over(self) -> None:
+        for place, exchange in self._exchanges().items():
+            if exchange.has_begun:
+                exchange.settle()
+                own = remains.of(exchange.planned, topology.rank() == 0)
+                about = topology.world().gather_descriptions(remains.described(own), "elastic.about")[0]
+                self._handed[place] = remains.added_up(own, about, topology.world(), "elastic.hand_over")
+        self._commits = {self._number: self._taken()}
+
+    def reset(self) -> None:
+        """Makes Keras trace its functions anew, and the learning rate follow the number of ranks.
+
+        The batch of each rank stays, so the global one grows and shrinks with the number of ranks; the learning rate
+        does likewise, unless callbacks are registered, which are then to set it.
+        """
+        self.model.train_function = self.model.test_function = self.model.predict_function = None
+        for exchange in self._exchanges().values():
+            exchange.begin_again(None)
+        meeting = self._meeting
+        if meeting is None or meeting.is_start or self._reset_callbacks:
+            return
+        for optimizer in optimizers_of(self._trained).values():
+            _scale_rate(optimizer, topology.size() / meeting.before)
+
+    def _share(self, meeting: Meeting) -> None:
+        super()._share(meeting)
+        new = meeting.is_start or topology.rank() in meeting.joined
+        together = {} if meeting.is_start else self._together(meeting, new)
+        for place, optimizer in optimizers_of(self._trained).items():
+            found, exchange = together.get(place), exchange_of(optimizer)
+            if found is not None and exchange is not None and not new:
+                inner = slots.without_loss_scaling(optimizer)
+                consolidation.give_back(inner, exchange, found.slots(), topology.rank() == meeting.root)
+        self._broadcast(meeting, new)
+        for place, exchange in self._exchanges().items():
+            found = together.get(place)
+            exchange.begin_again(None if found is None else found.scaled(topology.size()))
+        self._handed = together
+        if not meeting.is_start and first_rank.is_here():
+            _log.info(self._told(meeting))
+
+    def _together(self, meeting: Meeting, new: bool) -> dict[str, Remains]:
+        """What all ranks have of each exchange, of the commit that they went back to; a collective."""
+        world, first = topology.world(), topology.rank() == meeting.root
+        kept: dict[str, Kept] = {} if new else self._commits[self._number]["exchanges"]
+        own = {place: found for place, each in kept.items() if (found := each.remains(first)) is not None}
+        about = {place: remains.described(each) for place, each in own.items()}
+        told = world.gather_descriptions(about, "elastic.about")[meeting.root]
+        return {
+            place: remains.added_up(own.get(place), each, world, f"elastic.{place}") for place, each in told.items()
+        }
+
+    def _broadcast(self, meeting: Meeting, new: bool) -> None:
+        """Gives all ranks the first one's variables, but for what is each rank's own."""
+        own = own_of(self._trained)
+        before = {name: plain(each.variable) for name, each in own.items()}
+        broadcasting.broadcast_state(self._trained, meeting.root, own_state.begins_afresh(self._trained))
+        if meeting.is_start:
+            return
+        for number, (name, each) in enumerate(own_of(self._trained).items()):
+            mean = None
+            if each.kind in MEAN and "float" in str(each.variable.dtype):
+                mean = _mean_of_members(before.get(name), each.variable, new, f"elastic.mean.{number}")
+            if not new and each.kind is not OwnKind.AHEAD:
+                each.variable.assign(before[name])
+            elif mean is not None:
+                each.variable.assign(mean)
+
+    def _taken(self) -> dict[str, Any]:
+        held = [*self.model.variables, *(each for one in self._optimizers() for each in one.variables)]
+        exchanges = {}
+        for place, exchange in self._exchanges().items():
+            planned = exchange.planned if exchange.has_begun else None
+            values = {} if planned is None else state.values(planned)
+            exchanges[place] = Kept(planned, values, self._handed.get(place) if planned is None else None)
+        return {**super()._taken(), "variables": copies(held), "exchanges": exchanges}
+
+    def _give(self, taken: dict[str, Any]) -> None:
+        super()._give(taken)
+        assign(taken["variables"])
+
+    def _optimizers(self) -> list[keras.optimizers.Optimizer]:
+        return list(optimizers_of(self._trained).values())
+
+    def _exchanges(self) -> dict[str, GradientExchange]:
+        found = {place: exchange_of(each) for place, each in optimizers_of(self._trained).items()}
+        return {place: each for place, each in found.items() if each is not None}
+
+    def _told(self, meeting: Meeting) -> str:
+        """One line for rank 0 about what has changed."""
+        gone = ", ".join(f"rank {rank} of {host} is gone" for rank, host in meeting.gone.items())
+        joined = f"{len(meeting.joined)} joined" if meeting.joined else ""
+        changes = ", ".join(each for each in (gone, joined) if each) or "nothing has changed"
+        waiting = sum(each.size for each in self._handed.values())
+        set_rates = ", ".join(f"{rates.learning_rate(each):g}" for each in self._optimizers())
+        return (
+            f"the ranks have changed from {meeting.before} to {topology.size()} ({changes}); training goes on from "
+            f"commit {self._number}, with the learning rate {set_rates}; the sum of the residuals' absolute values, "
+            f"before scaling by {topology.size()}/{meeting.before}, is {waiting:g}."
+        )
+
+
+class KerasState(TensorFlowKerasState):
+    """`TensorFlowKerasState` with the arguments of `horovod.keras.elastic.KerasState`.
+
+    Args:
+        model: as for `TensorFlowKerasState`.
+        optimizer: as for `TensorFlowKerasState`.
+        **kwargs: as for `TensorFlowKerasState`.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any):
+        super().__init__(model, optimizer, **kwargs)
+
+
+class _Pair:
+    """A model and an optimizer that it was not compiled with, as if it was."""
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def _require_exchange(optimizer: Any) -> None:
+    part = attached.to(optimizer)
+    if part is not None and exchange_of(optimizer) is None:
+        raise ValueError(
+            f"hvd.elastic cannot hand over the state of {type(part).__name__}: ranks of sharded servers come back with "
+            "a ticket (docs/servers.md), and averaged models go on without those that are lost."
+        )
+
+
+def _scale_rate(optimizer: keras.optimizers.Optimizer, factor: float) -> None:
+    rate = getattr(optimizer, "_learning_rate", None)
+    if factor != 1 and isinstance(rate, keras.Variable | tf.Variable):  # a schedule goes by steps, and stays
+        rate.assign(rate * factor)
+
+
+def _mean_of_members(before: np.ndarray | None, variable: Any, new: bool, name: str) -> np.ndarray:
+    """The mean over the ranks that were there before."""
+    world, own = topology.world(), plain(variable)
+    value = np.zeros_like(own) if new or before is None else before
+    counted = np.concatenate([[0.0 if new else 1.0], np.ravel(value)]).astype(np.float64)
+    total = world.allreduce(tf.constant(counted), "sum", name).numpy()
+    return (total[1:] / total[0]).reshape(own.shape).astype(own.dtype)

@@ -1,0 +1,101 @@
+"""Runs training again each time the ranks have changed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from hvd_sparse.transport import first_rank, lost, membership, topology
+from hvd_sparse.transport.launcher_store import RanksMissingError
+from hvd_sparse.transport.membership import HorovodInternalError, HostsUpdatedInterrupt
+
+_log = logging.getLogger(__name__)
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function that trains, so that it is called again, with its state restored, when the ranks change.
+
+    The first argument of the function is a state (`hvd.elastic.TensorFlowKerasState` for a Keras model). All ranks have
+    the same state when the function is called. If a rank dies or cannot be reached, the others restore the last commit;
+    at a planned change, of which `state.commit` hears from the launcher, everything is handed over first. Errors of the
+    function's own are raised as they are.
+
+    Without an elastic launcher the function is called once, and the loss of a rank is an error.
+
+    Args:
+        func: called as func(state, *args, **kwargs); it goes on where the state says.
+
+    Returns:
+        The decorated function, which returns what `func` returns.
+
+    Raises:
+        SystemExit: with status 0, if this host is no longer part of the job.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        if not membership.is_elastic():
+            state.sync()
+            return func(state, *args, **kwargs)
+        with membership.listening(state), membership.handled():
+            return _run(func, state, args, kwargs)
+
+    return wrapper
+
+
+def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
+    changed = False
+    while True:
+        try:
+            if changed:
+                _change(state)
+            state.sync()
+            return func(state, *args, **kwargs)
+        except HostsUpdatedInterrupt:
+            _hand_over(state)
+        except Exception as error:
+            if not _is_loss(error):
+                raise
+            _restore(state, error)
+        changed = True
+
+
+def _change(state: Any) -> None:
+    """Starts Horovod again with the ranks that there are now."""
+    topology.shutdown()
+    topology.init()
+    if hasattr(state, "meet"):
+        state.meet()
+    state.on_reset()
+
+
+def _hand_over(state: Any) -> None:
+    if first_rank.is_here():
+        _log.info("hosts come or go: the ranks hand over what they have.")
+    if not hasattr(state, "hand_over"):
+        return
+    try:
+        state.hand_over()
+    except Exception as error:
+        if not _is_loss(error):
+            raise
+        _restore(state, error)
+
+
+def _restore(state: Any, error: Exception) -> None:
+    _log.warning("a rank is lost (%s); this one goes back to the last commit.", _first_line(error))
+    stopped = lost.end_stopped()
+    if stopped:
+        _log.warning("ranks %s stand still on this host, and were ended.", ", ".join(map(str, stopped)))
+    state.restore()
+
+
+def _is_loss(error: Exception) -> bool:
+    return isinstance(error, HorovodInternalError | RanksMissingError) or lost.is_related(error)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else type(error).__name__

@@ -1,0 +1,236 @@
+"""What elastic training commits, restores and synchronises: Python objects and TensorFlow's variables."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.horovod_api.objects import broadcast_object
+from hvd_sparse.horovod_api.variables import broadcast_variables
+from hvd_sparse.optimizers.variables import resource
+from hvd_sparse.transport import host_names, topology
+from hvd_sparse.transport.membership import HorovodObjectState, HorovodState, HostsUpdatedInterrupt
+
+
+class State(HorovodState):
+    """The base class of states, with Horovod's methods; `hvd.elastic.run` calls them.
+
+    Args:
+        bcast_object: gives all ranks an object of one; the default is `hvd.broadcast_object`.
+        get_rank: returns this rank; the default is `hvd.rank`.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = topology.rank,
+    ):
+        self._notices = 0  # of the driver: written by its listener's thread, read by the main thread
+        self._heeded = 0
+        super().__init__(bcast_object, get_rank)
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Called by the driver's listener, on its own thread."""
+        self._notices += 1
+
+    def on_reset(self) -> None:
+        """Called when the ranks have changed, before `sync`: runs `reset` and the registered callbacks."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def check_host_updates(self) -> None:
+        """Raises HostsUpdatedInterrupt on all ranks if any has heard that hosts come or go; a collective of 4 bytes."""
+        notices = self._notices
+        fresh = tf.constant(int(notices > self._heeded))
+        if topology.world().allreduce(fresh, "max", "elastic.notices") > 0:
+            self._heeded = notices
+            raise HostsUpdatedInterrupt(False)
+
+    def hand_over(self) -> None:
+        """Called before a planned change, while all ranks are still connected."""
+
+    def meet(self) -> None:
+        """Called when the ranks have changed, before `on_reset`: goes back to a commit that all have."""
+
+
+class Member(NamedTuple):
+    """What the ranks tell each other when they meet; JSON-serializable.
+
+    Attributes:
+        rank: the one that it was before, or None for a rank that is new.
+        host: the name of its host.
+        commits: the numbers of the commits that it still has.
+    """
+
+    rank: int | None
+    host: str
+    commits: list[int]
+
+
+class Meeting(NamedTuple):
+    """What ranks know of each other after a change.
+
+    Attributes:
+        root: the first rank that was there before, from which new ones get everything; 0 at the start.
+        before: the number of ranks before; 0 at the start.
+        joined: the ranks that are new.
+        gone: the ranks that are no longer there, by their former numbers, with their hosts.
+        hosts: the names of the hosts by rank.
+    """
+
+    root: int
+    before: int
+    joined: list[int]
+    gone: dict[int, str]
+    hosts: list[str]
+
+    @property
+    def is_start(self) -> bool:
+        """Whether no rank was there before."""
+        return self.before == 0
+
+
+class ObjectState(HorovodObjectState, State):
+    """Python objects, as attributes: numbers, strings, arrays, and lists and dictionaries of them.
+
+    Args:
+        bcast_object: as for `State`.
+        get_rank: as for `State`.
+        **kwargs: attributes and their values.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = topology.rank,
+        **kwargs: Any,
+    ):
+        State.__init__(self, bcast_object, get_rank)
+        self._names = list(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._number = 0  # of the newest commit
+        self._commits: dict[int, dict[str, Any]] = {}
+        self._hosts: list[str] = []  # by rank; empty before the first `sync`
+        self._own_rank: int | None = None
+        self._meeting: Meeting | None = None  # until `sync` uses it
+        self.save()
+
+    def save(self) -> None:
+        """Copies everything to host memory, as a new commit."""
+        kept = [self._commits[self._number]] if self._number in self._commits else []
+        self._commits = dict(zip([self._number], kept, strict=False))
+        self._number += 1
+        self._commits[self._number] = self._taken()
+
+    def commit(self) -> None:
+        """Copies everything to host memory; raises HostsUpdatedInterrupt on all ranks if hosts come or go.
+
+        A death makes training go on from the last commit that all ranks have. The one before is kept until all have
+        this one.
+        """
+        self.save()
+        try:
+            self.check_host_updates()
+        except HostsUpdatedInterrupt:
+            self._commits = {self._number: self._commits[self._number]}
+            raise
+        self._commits = {self._number: self._commits[self._number]}
+
+    def restore(self) -> None:
+        """Goes back to the last commit."""
+        self._give(self._commits[self._number])
+
+    def meet(self) -> None:
+        own = Member(self._own_rank, host_names.own(), sorted(self._commits))
+        told = topology.world().gather_descriptions(own, "elastic.members")
+        members = [Member(*each) for each in told]
+        agreed = min((each.commits[-1] for each in members if each.rank is not None), default=None)
+        # One that had just come when the ranks changed again may not have the commit that the others go back to.
+        old = [rank for rank, each in enumerate(members) if each.rank is not None and agreed in each.commits]
+        if topology.rank() in old and agreed != self._number:
+            assert agreed is not None
+            self._number = agreed
+            self.restore()
+        known = topology.world().gather_descriptions(self._hosts, "elastic.hosts")[old[0]] if old else []
+        stayed = {members[rank].rank for rank in old}
+        gone = {rank: host for rank, host in enumerate(known) if rank not in stayed}
+        joined = [rank for rank in range(len(members)) if rank not in old] if old else []
+        self._meeting = Meeting(old[0] if old else 0, len(known), joined, gone, [each.host for each in members])
+
+    def sync(self) -> None:
+        """Gives all ranks everything of the first rank that was there before; a collective."""
+        if self._meeting is None:
+            self.meet()
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
+        self._share(meeting)
+        self._number = topology.world().gather_descriptions(self._number, "elastic.number")[meeting.root]
+        self._hosts, self._own_rank = meeting.hosts, topology.rank()
+        self.save()
+
+    def _share(self, meeting: Meeting) -> None:
+        """Makes all ranks alike; a collective."""
+        values = {name: getattr(self, name) for name in self._names}
+        for name, value in self._bcast_object(values, meeting.root).items():
+            setattr(self, name, value)
+
+    def _taken(self) -> dict[str, Any]:
+        """A copy of everything."""
+        return {"objects": {name: copy.deepcopy(getattr(self, name)) for name in self._names}}
+
+    def _give(self, taken: dict[str, Any]) -> None:
+        """Restores what `_taken` has copied."""
+        for name, value in taken["objects"].items():
+            setattr(self, name, copy.deepcopy(value))
+
+
+class TensorFlowState(ObjectState):
+    """TensorFlow's or Keras's variables, and Python objects as attributes.
+
+    Residuals are not among them: with a recipe that keeps some, use `TensorFlowKerasState`.
+
+    Args:
+        variables: the variables.
+        session: has no effect.
+        **kwargs: attributes and their values.
+    """
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any):
+        if variables is None:
+            raise ValueError(
+                "Expected the variables, as hvd.elastic.TensorFlowState([*model.variables, *optimizer.variables]), got "
+                "none: TensorFlow 2 has no list of all variables."
+            )
+        self.variables: Sequence[Any] = list(variables)
+        super().__init__(**kwargs)
+
+    def _share(self, meeting: Meeting) -> None:
+        super()._share(meeting)
+        broadcast_variables([resource(each) for each in self.variables], meeting.root)
+
+    def _taken(self) -> dict[str, Any]:
+        return {**super()._taken(), "variables": copies(self.variables)}
+
+    def _give(self, taken: dict[str, Any]) -> None:
+        super()._give(taken)
+        assign(taken["variables"])
+
+
+Copies = list[tuple[Any, np.ndarray]]
+
+
+def copies(variables: Iterable[Any]) -> Copies:
+    """Each variable with a copy of its value in host memory."""
+    return [(each, tf.convert_to_tensor(resource(each)).numpy()) for each in variables]
+
+
+def assign(copied: Copies) -> None:
+    """Assigns copies to their variables."""
+    for variable, value in copied:
+        resource(variable).assign(value)

@@ -1,0 +1,100 @@
+"""Elastic jobs, whose ranks come and go: the launcher's driver assigns all places anew at each change.
+
+Horovod would ask the driver itself while it starts again. Here this is done before, so that all ranks know the places
+of all, as in any other job, and process sets need not be dynamic: `renew` asks, and Horovod then starts with what the
+environment says. Horovod's own listener in each process hears from the driver that hosts were added or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from horovod.common.elastic import ObjectState as HorovodObjectState
+from horovod.common.elastic import State as HorovodState
+from horovod.common.elastic import notification_manager
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+from hvd_sparse.transport.launcher_store import Store
+
+__all__ = [
+    "HorovodInternalError",
+    "HorovodObjectState",
+    "HorovodState",
+    "HostsUpdatedInterrupt",
+    "handled",
+    "is_elastic",
+    "is_handled",
+    "listening",
+    "renew",
+    "started_again",
+]
+_log = logging.getLogger(__name__)
+_VARIABLE = "HOROVOD_ELASTIC"
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # in the order of the driver's answer
+_PATIENCE_VARIABLE, _USUAL_PATIENCE = "HOROVOD_ELASTIC_TIMEOUT", "600"  # seconds
+_handling = 0
+
+
+def is_elastic() -> bool:
+    """Whether the launcher lets ranks come and go."""
+    return os.environ.get(_VARIABLE, "0") not in ("", "0")
+
+
+def renew() -> None:
+    """Asks the driver for this process's new place, and writes it to the environment; waits until all have asked.
+
+    Raises:
+        SystemExit: with status 0, if this host is no longer part of the job.
+        OSError: if the driver is gone, or other ranks have not asked within HOROVOD_ELASTIC_TIMEOUT seconds.
+    """
+    store = Store.of_job("rank_and_size")
+    assert store is not None  # elastic jobs have a driver, which is the store
+    place = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+    answer = store.text(place, float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE))
+    numbers = [int(each) for each in answer.split(",")]
+    if numbers[0] < 0:
+        _log.info("host %s has left the job; this process ends.", os.environ["HOROVOD_HOSTNAME"])
+        raise SystemExit(0)
+    os.environ.update({f"HOROVOD_{name}": str(number) for name, number in zip(_PLACE, numbers, strict=True)})
+
+
+@contextlib.contextmanager
+def started_again() -> Iterator[None]:
+    """Context in which Horovod starts with the place in the environment, and does not ask the driver once more."""
+    hidden = os.environ.pop(_VARIABLE, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            os.environ[_VARIABLE] = hidden
+
+
+@contextlib.contextmanager
+def listening(state: Any) -> Iterator[None]:
+    """Context in which the driver's notices reach a state (`on_hosts_updated`)."""
+    notification_manager.init()
+    notification_manager.register_listener(state)
+    try:
+        yield
+    finally:
+        notification_manager.remove_listener(state)
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Context in which the loss of a rank is handled by whoever has called, and needs no explanation to the user."""
+    global _handling
+    _handling += 1
+    try:
+        yield
+    finally:
+        _handling -= 1
+
+
+def is_handled() -> bool:
+    """Whether the loss of a rank is handled."""
+    return _handling > 0

@@ -1,0 +1,142 @@
+"""A real elastic job under horovodrun, on hosts that are loopback addresses of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tests.parallel.launch import QUIET, ROOT
+
+START = 300.0  # seconds until ranks have come, even on a busy machine
+_SSH = """#!/bin/sh
+# horovodrun starts what is not on this host by ssh; here all hosts are on this machine.
+for last; do :; done
+exec sh -c "$last"
+"""
+
+
+class ElasticJob:
+    """Ranks of `tests.faults.elastic_rank` under `horovodrun`.
+
+    Attributes:
+        folder: where the ranks write.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self._launcher: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, hosts: Mapping[str, int], least: int, arguments: Sequence[str], options: Sequence[str] = ()
+    ) -> None:
+        """Starts the job; `hosts` are those with their slots, and `least` the fewest ranks it needs."""
+        self.set_hosts(hosts)
+        discovery = self._script("discover", f"#!/bin/sh\ncat {self.folder}/hosts\n")
+        programs = self.folder / "bin"
+        programs.mkdir()
+        self._script("bin/ssh", _SSH)
+        command = [
+            os.path.join(os.path.dirname(sys.executable), "horovodrun"),
+            *("--gloo", "--disable-cache", "--network-interfaces", "lo", "-np", str(sum(hosts.values()))),
+            *("--min-np", str(least), "--max-np", "8", "--host-discovery-script", discovery, *options),
+            *(sys.executable, "-m", "tests.faults.elastic_rank", str(self.folder), *arguments),
+        ]
+        environment = {**os.environ, **QUIET, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        with open(self.folder / "output", "wb") as output:
+            self._launcher = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def set_hosts(self, hosts: Mapping[str, int]) -> None:
+        """Sets what the discovery script answers from now on."""
+        new = self.folder / "hosts.new"
+        new.write_text("".join(f"{host}:{slots}\n" for host, slots in hosts.items()))
+        new.rename(self.folder / "hosts")
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What all ranks have written so far, in order."""
+        lines = [line for path in self.folder.glob("events.*") for line in path.read_text().splitlines()]
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return sorted((each for each in found if kind in (None, each["event"])), key=lambda each: each["time"])
+
+    def wait_for(self, condition: Callable[[], Any], limit: float = START) -> Any:
+        """Waits until something is so, and returns it."""
+        deadline = time.monotonic() + limit
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.output()
+            assert self._launcher is not None and self._launcher.poll() is None, self.output()
+            time.sleep(0.05)
+        return found
+
+    def signal(self, host: str, number: signal.Signals, slot: int = 0) -> float:
+        """Sends a signal to the newest process of a slot; returns the time."""
+        lines = (self.folder / f"events.{host}.{slot}").read_text().splitlines()
+        now = time.time()
+        os.kill(json.loads(lines[-1])["pid"], number)
+        return now
+
+    def wait(self, limit: float) -> int:
+        """The launcher's exit status."""
+        assert self._launcher is not None
+        try:
+            return self._launcher.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job has not ended; {self.output()}") from None
+
+    def output(self) -> str:
+        """What the launcher and the ranks have printed."""
+        return (self.folder / "output").read_text(errors="replace")
+
+    def stop(self) -> None:
+        """Ends the launcher and all ranks."""
+        if self._launcher is not None and self._launcher.poll() is None:
+            self._launcher.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(20)
+        for pid in {each["pid"] for each in self.events()}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._launcher is not None:
+            self._launcher.kill()
+            self._launcher.wait()
+
+    def _script(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return str(path)
+
+
+@contextlib.contextmanager
+def running(
+    folder: pathlib.Path, hosts: Mapping[str, int], *arguments: str, least: int = 1, options: Sequence[str] = ()
+) -> Iterator[ElasticJob]:
+    """Context with a job; all its processes are killed at the end.
+
+    Args:
+        folder: an empty one.
+        hosts: loopback addresses, with their slots.
+        arguments: those of `tests.faults.elastic_rank` after the folder.
+        least: the fewest ranks that train.
+        options: more options of horovodrun.
+    """
+    job = ElasticJob(folder)
+    try:
+        job.start(hosts, least, arguments, options)
+        yield job
+    finally:
+        job.stop()

@@ -1,0 +1,96 @@
+"""One rank of an elastic job: trains a small model by `fit`, and writes down what happens, one line of JSON each.
+
+python -m tests.faults.elastic_rank FOLDER [options]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import time
+
+import keras
+import numpy as np
+
+import hvd_sparse as hvd
+
+RECIPES = {
+    "dense": hvd.recipes.dense,
+    "hitopk": lambda: hvd.recipes.hitopk(density=0.05),
+    "recommended": lambda: hvd.recipes.recommended(density=0.05),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--recipe", choices=RECIPES, default="dense")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pace", type=float, default=0.05, help="seconds that each step takes longer")
+    options = parser.parse_args()
+    host = os.environ["HOROVOD_HOSTNAME"]
+    place = f"{host}.{os.environ['HOROVOD_LOCAL_RANK']}"
+    with open(options.folder / f"events.{place}", "a", buffering=1) as events:
+
+        def say(**told: object) -> None:
+            events.write(json.dumps({"time": time.time(), "pid": os.getpid(), "host": host, **told}) + "\n")
+
+        say(event="started")
+        hvd.init()
+        say(event="connected", rank=hvd.rank(), size=hvd.size())
+        train(options, say)
+        say(event="ended")
+
+
+def train(options: argparse.Namespace, say) -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(4)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), aggregator=RECIPES[options.recipe]())
+    model.compile(optimizer, "mse")
+    random = np.random.default_rng(0)
+    x = random.standard_normal((640, 16)).astype("f4")
+    y = x @ random.standard_normal((16, 4)).astype("f4")
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(options.pace)
+            say(event="step", rank=hvd.rank(), size=hvd.size(), epoch=state.epoch, batch=state.batch, loss=logs["loss"])
+
+    @hvd.elastic.run
+    def fit(state):
+        say(event="trains", rank=hvd.rank(), size=hvd.size(), epoch=state.epoch, batch=state.batch)
+        model.fit(
+            x[hvd.rank() :: hvd.size()],
+            y[hvd.rank() :: hvd.size()],
+            batch_size=8,
+            steps_per_epoch=options.steps,
+            epochs=options.epochs - state.epoch,
+            callbacks=[
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                Watch(),
+                hvd.elastic.CommitStateCallback(state),
+            ],
+            verbose=0,
+        )
+
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    state.register_reset_callbacks([lambda: say(event="reset", rank=hvd.rank(), size=hvd.size())])
+    fit(state)
+    weights = b"".join(each.tobytes() for each in model.get_weights())
+    say(
+        event="trained",
+        rank=hvd.rank(),
+        size=hvd.size(),
+        steps=int(model.optimizer.iterations),
+        weights=hashlib.sha256(weights).hexdigest(),
+        loss=float(model.evaluate(x, y, verbose=0)),
+    )
+
+
+if __name__ == "__main__":
+    main()
