@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 _log = logging.getLogger(__name__)
 START_VARIABLE = "HVD_SPARSE_START_TIMEOUT"
+ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 USUAL_START = 600.0  # seconds to wait for ranks that have not started yet
 NAMED_AFTER = 30.0  # seconds until they are named
 CONNECTED_PATIENCE = 300.0  # seconds to wait for ranks that Horovod has connected, and that do the same
@@ -25,6 +26,11 @@ _ANSWER = 30.0  # seconds to wait for the launcher, which should answer at once
 _POLL = 0.05
 # The launcher is on a host of the job: do not ask a proxy for outside hosts, which the environment may name.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+def is_elastic() -> bool:
+    """Whether the launcher lets ranks come and go."""
+    return os.environ.get(ELASTIC_VARIABLE, "0") not in ("", "0")
 
 
 class RanksMissingError(RuntimeError):
@@ -112,6 +118,8 @@ class Store(NamedTuple):
         known: list[Any] = [None] * count
         while told is None:
             waited = time.monotonic() - begun
+            if is_elastic():
+                self._require_no_end()
             if rank == 0:
                 told = self._collected(known, final=waited > limit)
             else:
@@ -129,6 +137,12 @@ class Store(NamedTuple):
                 f"{START_VARIABLE} sets the seconds."
             )
         return [answer for (answer,) in told]
+
+    def _require_no_end(self) -> None:
+        """Raises RanksMissingError if an elastic job's driver has told that a process has ended meanwhile."""
+        ended = Store(f"{self.url.rpartition('/')[0]}/ended").ask("worker")
+        if ended is not None:
+            raise RanksMissingError(f"The process {ended} (host and local rank) has ended while the ranks start.")
 
     def _collected(self, known: list[Any], final: bool) -> list[Any] | None:
         """Tells the others all values if they are there, and what there is if that is final."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -150,14 +148,6 @@ class RollCall:
             "checkpoint."
         )
 
-    def end_stopped(self) -> list[int]:
-        """Kills other ranks' processes that are stopped, as far as they can be seen from here; returns the ranks."""
-        stopped = [rank for rank, state in self._seen().items() if state == STOPPED]
-        for rank in stopped:
-            with contextlib.suppress(ProcessLookupError):  # it has gone meanwhile
-                os.kill(self._places[int(rank)].process.number, signal.SIGKILL)
-        return [int(rank) for rank in stopped]
-
     def _sentence(self, ranks: Sequence[int], fate: Fate) -> str:
         hosts = sorted({self._places[rank].host for rank in ranks})
         who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Each of the ranks {', '.join(map(str, ranks))}"
@@ -254,11 +244,6 @@ def is_related(error: BaseException) -> bool:
     text = str(error)
     found = bool(_RELATED.search(text)) or _REMOVED in text and background_loop.has_ended()
     return found and isinstance(error, tf.errors.OpError)
-
-
-def end_stopped() -> list[int]:
-    """Kills the ranks of this host that stand still, so that the launcher notices; returns which ones."""
-    return [] if _roll is None else _roll.end_stopped()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,9 @@
 Horovod would ask the driver itself while it starts again. Here this is done before, so that all ranks know the places
 of all, as in any other job, and process sets need not be dynamic: `renew` asks, and Horovod then starts with what the
 environment says. Horovod's own listener in each process hears from the driver that hosts were added or removed.
+
+Each process tells the driver every few seconds that it is there (`beat`). The driver ends those that do not, once
+others wait for them; who cannot reach the driver raises an error and goes no further.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +23,14 @@ from horovod.common.elastic import State as HorovodState
 from horovod.common.elastic import notification_manager
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from hvd_sparse.transport.launcher_store import Store
+from hvd_sparse.transport.launcher_store import ELASTIC_VARIABLE, Store, is_elastic
 
 __all__ = [
     "HorovodInternalError",
     "HorovodObjectState",
     "HorovodState",
     "HostsUpdatedInterrupt",
+    "beat",
     "handled",
     "is_elastic",
     "is_handled",
@@ -33,15 +39,10 @@ __all__ = [
     "started_again",
 ]
 _log = logging.getLogger(__name__)
-_VARIABLE = "HOROVOD_ELASTIC"
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # in the order of the driver's answer
 _PATIENCE_VARIABLE, _USUAL_PATIENCE = "HOROVOD_ELASTIC_TIMEOUT", "600"  # seconds
+_BEATING, _BEAT = "hvd_sparse_beats", 3.0  # seconds
 _handling = 0
-
-
-def is_elastic() -> bool:
-    """Whether the launcher lets ranks come and go."""
-    return os.environ.get(_VARIABLE, "0") not in ("", "0")
 
 
 def renew() -> None:
@@ -51,10 +52,10 @@ def renew() -> None:
         SystemExit: with status 0, if this host is no longer part of the job.
         OSError: if the driver is gone, or other ranks have not asked within HOROVOD_ELASTIC_TIMEOUT seconds.
     """
-    store = Store.of_job("rank_and_size")
-    assert store is not None  # elastic jobs have a driver, which is the store
-    place = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
-    answer = store.text(place, float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE))
+    store, beats = Store.of_job("rank_and_size"), Store.of_job("beats")
+    assert store is not None and beats is not None  # elastic jobs have a driver, which is the store
+    beats.put(_place(), None)  # an error in moments if the driver cannot be reached
+    answer = store.text(_place(), float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE))
     numbers = [int(each) for each in answer.split(",")]
     if numbers[0] < 0:
         _log.info("host %s has left the job; this process ends.", os.environ["HOROVOD_HOSTNAME"])
@@ -62,15 +63,35 @@ def renew() -> None:
     os.environ.update({f"HOROVOD_{name}": str(number) for name, number in zip(_PLACE, numbers, strict=True)})
 
 
+def beat() -> None:
+    """Starts a thread that tells the driver, until this process ends, that it is there; once."""
+    if not is_elastic() or any(each.name == _BEATING for each in threading.enumerate()):
+        return
+    store = Store.of_job("beats")
+    if store is not None:
+        threading.Thread(target=_beat, args=(store,), name=_BEATING, daemon=True).start()
+
+
+def _beat(store: Store) -> None:
+    while True:
+        with contextlib.suppress(OSError):  # `renew` says so if it is needed
+            store.put(_place(), None, _BEAT)
+        time.sleep(_BEAT)
+
+
+def _place() -> str:
+    return f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+
+
 @contextlib.contextmanager
 def started_again() -> Iterator[None]:
     """Context in which Horovod starts with the place in the environment, and does not ask the driver once more."""
-    hidden = os.environ.pop(_VARIABLE, None)
+    hidden = os.environ.pop(ELASTIC_VARIABLE, None)
     try:
         yield
     finally:
         if hidden is not None:
-            os.environ[_VARIABLE] = hidden
+            os.environ[ELASTIC_VARIABLE] = hidden
 
 
 @contextlib.contextmanager

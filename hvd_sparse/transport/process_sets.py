@@ -125,6 +125,20 @@ def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -
     return wanted
 
 
+def require_same(asked: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Checks that all ranks have asked for the same sets, each given by its ranks.
+
+    Raises:
+        ValueError: if they have not.
+    """
+    if any(each != asked[0] for each in asked):
+        by_rank = ", ".join(f"rank {rank}: {own}" for rank, own in enumerate(asked))
+        raise ValueError(
+            f"The ranks disagree on process_sets ({by_rank}): pass the same sets to hvd.init on every rank, including "
+            "those that are in none of them."
+        )
+
+
 def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> None:
     """Starts Horovod with a user's sets and those of the grid; the same on every rank.
 

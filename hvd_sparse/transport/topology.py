@@ -32,7 +32,7 @@ from hvd_sparse.transport import (
 from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.horovod_communicator import FUSION_BYTES, HorovodCommunicator
-from hvd_sparse.transport.launcher_store import Store, forget_addresses
+from hvd_sparse.transport.launcher_store import RanksMissingError, Store, forget_addresses
 from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
 from hvd_sparse.transport.processes import Process
 
@@ -122,7 +122,7 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
         forget_addresses()  # all ranks are connected
         gather(world_communicator, None, "forgotten")
     _require_everyone(places, starts)
-    _require_same_sets(places)
+    process_sets.require_same([place["process_sets"] for place in places])
     rows = _rows(places)
     _require_gpus(places)
     _given = places[0]["local_size"] is not None
@@ -180,15 +180,22 @@ def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, A
     global _start_name, _starts
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
     _forget()
-    _starts += 1
-    again = membership.is_elastic() and _starts > 1
-    if again:
-        membership.renew()
-    places = _places_ahead(place, _JOINING if again else math.inf)
-    _start_name = places[0]["start"] if places else str(_starts)
-    with membership.started_again() if again else contextlib.nullcontext():
-        _start_horovod(place, places, own)
-    return places
+    membership.beat()
+    while True:
+        _starts += 1
+        again = membership.is_elastic() and _starts > 1
+        if again:
+            membership.renew()
+        try:
+            places = _places_ahead(place, _JOINING if again else math.inf)
+            _start_name = places[0]["start"] if places else str(_starts)
+            with membership.started_again() if again else contextlib.nullcontext():
+                _start_horovod(place, places, own)
+            return places
+        except RanksMissingError as error:
+            if not membership.is_elastic():
+                raise
+            _log.warning("the ranks start once more: %s", error)
 
 
 def _start_horovod(place: dict[str, Any], places: list[dict[str, Any]] | None, own: Sequence[ProcessSet]) -> None:
@@ -228,7 +235,7 @@ def _places_ahead(place: dict[str, Any], patience: float) -> list[dict[str, Any]
 def _arranged(places: Sequence[dict[str, Any]]) -> list[list[int]] | None:
     """As `nodes.arrange`, but None if that fails: the error is raised once ranks are connected."""
     try:
-        _require_same_sets(places)
+        process_sets.require_same([place["process_sets"] for place in places])
         return _rows(places)
     except ValueError:
         return None
@@ -273,16 +280,6 @@ def _require_gpus(places: Sequence[dict[str, Any]]) -> None:
     fault = devices.fault(places)
     if fault:
         raise ValueError(fault)
-
-
-def _require_same_sets(places: Sequence[dict[str, Any]]) -> None:
-    asked = [place["process_sets"] for place in places]
-    if any(each != asked[0] for each in asked):
-        by_rank = ", ".join(f"rank {rank}: {own}" for rank, own in enumerate(asked))
-        raise ValueError(
-            f"The ranks disagree on process_sets ({by_rank}): pass the same sets to hvd.init on every rank, including "
-            "those that are in none of them."
-        )
 
 
 def shutdown() -> None:

@@ -16,10 +16,23 @@ from typing import Any
 from tests.parallel.launch import QUIET, ROOT
 
 START = 300.0  # seconds until ranks have come, even on a busy machine
-_SSH = """#!/bin/sh
-# horovodrun starts what is not on this host by ssh; here all hosts are on this machine.
-for last; do :; done
-exec sh -c "$last"
+# horovodrun starts what is not on this host by ssh; here all hosts are on this machine. As with ssh, the command goes
+# on when the program that has started it is ended.
+_SSH = """#!{python} -S
+import os, subprocess, sys, threading
+def forward(source, to):
+    while text := os.read(source, 1 << 16):
+        os.write(to, text)
+pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+ran = subprocess.Popen(["sh", "-c", sys.argv[-1]], start_new_session=True, **pipes)
+threads = [threading.Thread(target=forward, args=(ran.stdout.fileno(), 1), daemon=True)]
+threads.append(threading.Thread(target=forward, args=(ran.stderr.fileno(), 2), daemon=True))
+for each in threads:
+    each.start()
+status = ran.wait()
+for each in threads:
+    each.join(1)
+sys.exit(status % 256)
 """
 
 
@@ -35,21 +48,27 @@ class ElasticJob:
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, hosts: Mapping[str, int], least: int, arguments: Sequence[str], options: Sequence[str] = ()
+        self, hosts: Mapping[str, int], least: int, arguments: Sequence[str], own: Mapping[str, str] = {}
     ) -> None:
-        """Starts the job; `hosts` are those with their slots, and `least` the fewest ranks it needs."""
+        """Starts the job; hosts have slots, it needs `least` ranks, and `own` are more environment variables."""
         self.set_hosts(hosts)
         discovery = self._script("discover", f"#!/bin/sh\ncat {self.folder}/hosts\n")
         programs = self.folder / "bin"
         programs.mkdir()
-        self._script("bin/ssh", _SSH)
+        self._script("bin/ssh", _SSH.format(python=sys.executable))
         command = [
             os.path.join(os.path.dirname(sys.executable), "horovodrun"),
             *("--gloo", "--disable-cache", "--network-interfaces", "lo", "-np", str(sum(hosts.values()))),
-            *("--min-np", str(least), "--max-np", "8", "--host-discovery-script", discovery, *options),
+            *("--min-np", str(least), "--max-np", "8", "--host-discovery-script", discovery),
             *(sys.executable, "-m", "tests.faults.elastic_rank", str(self.folder), *arguments),
         ]
-        environment = {**os.environ, **QUIET, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            **QUIET,
+            **own,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
         with open(self.folder / "output", "wb") as output:
             self._launcher = subprocess.Popen(
                 command,
@@ -123,7 +142,7 @@ class ElasticJob:
 
 @contextlib.contextmanager
 def running(
-    folder: pathlib.Path, hosts: Mapping[str, int], *arguments: str, least: int = 1, options: Sequence[str] = ()
+    folder: pathlib.Path, hosts: Mapping[str, int], *arguments: str, least: int = 1, environment: Mapping[str, str] = {}
 ) -> Iterator[ElasticJob]:
     """Context with a job; all its processes are killed at the end.
 
@@ -132,11 +151,11 @@ def running(
         hosts: loopback addresses, with their slots.
         arguments: those of `tests.faults.elastic_rank` after the folder.
         least: the fewest ranks that train.
-        options: more options of horovodrun.
+        environment: more variables of the environment.
     """
     job = ElasticJob(folder)
     try:
-        job.start(hosts, least, arguments, options)
+        job.start(hosts, least, arguments, environment)
         yield job
     finally:
         job.stop()

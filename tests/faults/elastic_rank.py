@@ -10,10 +10,12 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import hvd_sparse as hvd
 
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds that each step takes longer")
+    parser.add_argument("--fault", choices=["nan"], help="a fault of the script's own, in its tenth step")
     options = parser.parse_args()
     host = os.environ["HOROVOD_HOSTNAME"]
     place = f"{host}.{os.environ['HOROVOD_LOCAL_RANK']}"
@@ -40,6 +43,10 @@ def main() -> None:
             events.write(json.dumps({"time": time.time(), "pid": os.getpid(), "host": host, **told}) + "\n")
 
         say(event="started")
+        doomed = options.folder / "doomed"
+        if doomed.exists():  # the next process that starts
+            doomed.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         hvd.init()
         say(event="connected", rank=hvd.rank(), size=hvd.size())
         train(options, say)
@@ -58,15 +65,16 @@ def train(options: argparse.Namespace, say) -> None:
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(options.pace)
+            if options.fault == "nan" and batch == 9:
+                model.trainable_variables[0].assign_add(np.full([16, 32], np.nan))
             say(event="step", rank=hvd.rank(), size=hvd.size(), epoch=state.epoch, batch=state.batch, loss=logs["loss"])
 
     @hvd.elastic.run
     def fit(state):
         say(event="trains", rank=hvd.rank(), size=hvd.size(), epoch=state.epoch, batch=state.batch)
+        own = slice(hvd.rank(), None, hvd.size())
         model.fit(
-            x[hvd.rank() :: hvd.size()],
-            y[hvd.rank() :: hvd.size()],
-            batch_size=8,
+            tf.data.Dataset.from_tensor_slices((x[own], y[own])).repeat().batch(8),
             steps_per_epoch=options.steps,
             epochs=options.epochs - state.epoch,
             callbacks=[

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvd_sparse.horovod_api import variables
+from hvd_sparse.horovod_api import objects, variables
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Grid
@@ -56,6 +56,7 @@ def _answering() -> Iterator[None]:
     }
     replaced = {getattr(topology, name): answer for name, answer in answers.items()}
     replaced[variables.broadcast_variables] = _broadcast_variables
+    replaced[objects.broadcast_object] = _broadcast_object
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("hvd_sparse", "lars")]
     places = [
         (module, name, value)
@@ -74,6 +75,11 @@ def _answering() -> Iterator[None]:
 
 def _hashable(value: Any) -> bool:
     return type(value).__hash__ is not None
+
+
+def _broadcast_object(value: Any, root_rank: int = 0) -> Any:
+    """As `hvd.broadcast_object`, between threads, of what JSON can express."""
+    return topology.world().gather_descriptions(value, "broadcast.object")[root_rank]
 
 
 def _broadcast_variables(entries: Any, root_rank: int, process_set: Any = None, inplace: bool = False) -> None:

@@ -84,13 +84,14 @@ class TensorFlowKerasState(ObjectState):
         super().__init__(**kwargs)
 
     def hand_over(self) -> None:
+        taken, world = self._taken(), topology.world()
         for place, exchange in self._exchanges().items():
             if exchange.has_begun:
                 exchange.settle()
-                own = remains.of(exchange.planned, topology.rank() == 0)
-                about = topology.world().gather_descriptions(remains.described(own), "elastic.about")[0]
-                self._handed[place] = remains.added_up(own, about, topology.world(), "elastic.hand_over")
-        self._commits = {self._number: self._taken()}
+                own = remains.of(exchange.planned, world.rank == 0)
+                about = world.gather_descriptions(remains.described(own), "elastic.about")[0]
+                taken["exchanges"][place] = Kept(None, {}, remains.added_up(own, about, world, "elastic.hand_over"))
+        self._commits = {self._number: taken}
 
     def reset(self) -> None:
         """Makes Keras trace its functions anew, and the learning rate follow the number of ranks.

@@ -86,9 +86,6 @@ def _hand_over(state: Any) -> None:
 
 def _restore(state: Any, error: Exception) -> None:
     _log.warning("a rank is lost (%s); this one goes back to the last commit.", _first_line(error))
-    stopped = lost.end_stopped()
-    if stopped:
-        _log.warning("ranks %s stand still on this host, and were ended.", ", ".join(map(str, stopped)))
     state.restore()
 
 

@@ -26,12 +26,12 @@ class State(HorovodState):
 
     def __init__(
         self,
-        bcast_object: Callable[..., Any] = broadcast_object,
-        get_rank: Callable[[], int] = topology.rank,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
     ):
         self._notices = 0  # of the driver: written by its listener's thread, read by the main thread
         self._heeded = 0
-        super().__init__(bcast_object, get_rank)
+        super().__init__(bcast_object or broadcast_object, get_rank or topology.rank)
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Called by the driver's listener, on its own thread."""
@@ -106,8 +106,8 @@ class ObjectState(HorovodObjectState, State):
 
     def __init__(
         self,
-        bcast_object: Callable[..., Any] = broadcast_object,
-        get_rank: Callable[[], int] = topology.rank,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
         **kwargs: Any,
     ):
         State.__init__(self, bcast_object, get_rank)
