@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"
 _PATIENCE_VARIABLE, _USUAL_PATIENCE = "HOROVOD_ELASTIC_TIMEOUT", "600"  # seconds
 _BEATING, _BEAT = "hvd_sparse_beats", 3.0  # seconds
 _handling = 0
+_asking = threading.Event()  # set while the driver is asked, when nothing is trained
 
 
 def renew() -> None:
@@ -55,7 +57,11 @@ def renew() -> None:
     store, beats = Store.of_job("rank_and_size"), Store.of_job("beats")
     assert store is not None and beats is not None  # elastic jobs have a driver, which is the store
     beats.put(_place(), None)  # an error in moments if the driver cannot be reached
-    answer = store.text(_place(), float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE))
+    _asking.set()
+    try:
+        answer = store.text(_place(), float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE))
+    finally:
+        _asking.clear()
     numbers = [int(each) for each in answer.split(",")]
     if numbers[0] < 0:
         _log.info("host %s has left the job; this process ends.", os.environ["HOROVOD_HOSTNAME"])
@@ -96,12 +102,30 @@ def started_again() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(state: Any) -> Iterator[None]:
-    """Context in which the driver's notices reach a state (`on_hosts_updated`)."""
+    """Context in which the driver's notices reach a state (`on_hosts_updated`), and SIGTERM does (`leave`).
+
+    A script that handles SIGTERM itself goes on doing so. While this process waits for its place, SIGTERM ends it.
+    """
     notification_manager.init()
     notification_manager.register_listener(state)
+
+    def leave(number: int, frame: Any) -> None:
+        if _asking.is_set():
+            raise SystemExit(128 + number)
+        state.leave()
+
+    handles = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        and hasattr(state, "leave")
+    )
+    if handles:
+        signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
+        if handles:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         notification_manager.remove_listener(state)
 
 

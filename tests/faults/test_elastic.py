@@ -92,6 +92,19 @@ def test_a_host_that_has_left_comes_back(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_host_that_is_told_to_end_hands_over(tmp_path, slots):
+    with running(tmp_path, {FIRST: slots, SECOND: slots}, "--recipe", "recommended") as job:
+        trains(job, 2 * slots)
+        for slot in range(slots):
+            told = job.signal(SECOND, signal.SIGTERM, slot)
+        assert steps_again(job, told, slots) < BUSY * AFTER_DEATH
+        ended_alike(job, slots, changes=1)
+    assert job.output().count("this process leaves the job") == slots
+    assert "hand over what they have" in job.output() and "is lost" not in job.output()
+
+
+@pytest.mark.thorough
 def test_the_host_of_rank_0_dies(tmp_path):
     with running(tmp_path, {FIRST: 1, SECOND: 1, THIRD: 1}, "--recipe", "hitopk") as job:
         trains(job, 3)

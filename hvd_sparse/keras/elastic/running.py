@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from hvd_sparse.keras.elastic.states import LEFT
 from hvd_sparse.transport import first_rank, lost, membership, topology
 from hvd_sparse.transport.launcher_store import RanksMissingError
 from hvd_sparse.transport.membership import HorovodInternalError, HostsUpdatedInterrupt
@@ -20,7 +21,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     The first argument of the function is a state (`hvd.elastic.TensorFlowKerasState` for a Keras model). All ranks have
     the same state when the function is called. If a rank dies or cannot be reached, the others restore the last commit;
     at a planned change, of which `state.commit` hears from the launcher, everything is handed over first. Errors of the
-    function's own are raised as they are.
+    function's own are raised as they are. A process that gets SIGTERM, as before its host is taken away, leaves at the
+    next commit (`state.leave`), unless the script handles that signal.
 
     Without an elastic launcher the function is called once, and the loss of a rank is an error.
 
@@ -31,7 +33,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         The decorated function, which returns what `func` returns.
 
     Raises:
-        SystemExit: with status 0, if this host is no longer part of the job.
+        SystemExit: with status 0, if this host is no longer part of the job; with 143, if it leaves (`state.leave`).
     """
 
     @functools.wraps(func)
@@ -55,6 +57,9 @@ def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
             return func(state, *args, **kwargs)
         except HostsUpdatedInterrupt:
             _hand_over(state)
+            if getattr(state, "leaves", False):
+                _log.warning("this process leaves the job, as it was told to.")
+                raise SystemExit(LEFT) from None
         except Exception as error:
             if not _is_loss(error):
                 raise

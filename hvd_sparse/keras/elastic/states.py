@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from hvd_sparse.horovod_api.variables import broadcast_variables
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import host_names, topology
 from hvd_sparse.transport.membership import HorovodObjectState, HorovodState, HostsUpdatedInterrupt
+
+LEFT = 128 + signal.SIGTERM  # the exit status of a process that leaves; 0 would end the job
 
 
 class State(HorovodState):
@@ -31,11 +34,20 @@ class State(HorovodState):
     ):
         self._notices = 0  # of the driver: written by its listener's thread, read by the main thread
         self._heeded = 0
+        self.leaves = False  # set by `leave`, also by other threads and by signals
         super().__init__(bcast_object or broadcast_object, get_rank or topology.rank)
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Called by the driver's listener, on its own thread."""
         self._notices += 1
+
+    def leave(self) -> None:
+        """Notes that this host will be gone soon; call it at any time, from any thread, on any rank.
+
+        At the next commit all ranks hand over what they have, and this process ends, with status 143; the others go on.
+        `hvd.elastic.run` calls it when this process gets SIGTERM.
+        """
+        self.leaves = True
 
     def on_reset(self) -> None:
         """Called when the ranks have changed, before `sync`: runs `reset` and the registered callbacks."""
@@ -44,10 +56,16 @@ class State(HorovodState):
             callback()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if any has heard that hosts come or go; a collective of 4 bytes."""
+        """Raises HostsUpdatedInterrupt on all ranks if any has heard that hosts come or go; a collective of 8 bytes.
+
+        Raises SystemExit, with status 143, if all ranks are to leave.
+        """
         notices = self._notices
-        fresh = tf.constant(int(notices > self._heeded))
-        if topology.world().allreduce(fresh, "max", "elastic.notices") > 0:
+        own = tf.constant([notices > self._heeded, self.leaves], tf.int32)
+        fresh, leaving = topology.world().allreduce(own, "sum", "elastic.notices").numpy()
+        if leaving == topology.size():
+            raise SystemExit(LEFT)
+        if fresh or leaving:
             self._heeded = notices
             raise HostsUpdatedInterrupt(False)
 
