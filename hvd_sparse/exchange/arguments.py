@@ -134,3 +134,21 @@ def described(optimizer: Any) -> LocalOptimizer | None:
         f"An exchange does not own an optimizer, got {type(optimizer).__name__}: use "
         "hvd.DistributedOptimizer(optimizer, aggregator=...), and its apply(gradients, variables) in your own loop."
     )
+
+
+def require_no_residual(aggregator: Aggregator) -> None:
+    """Raises TypeError if a recipe has a residual, which a gradient that belongs to no variable cannot have."""
+    if not aggregator.sends_all:
+        raise TypeError(
+            "Expected variables as sources, got a tensor: a residual belongs to a variable. Compute the "
+            "gradients of tensors with a tape and a dense recipe, or average them with hvd.allreduce."
+        )
+
+
+def require_all_ranks(process_set: Any) -> None:
+    """Raises ValueError if the ranks of a process set exchange, whose residuals no checkpoint holds."""
+    if process_set is not None:
+        raise ValueError(
+            f"The residuals of {process_set} cannot be saved or restored: checkpoints hold those of all "
+            "ranks. Save model and optimizer with model.save, or leave out process_set."
+        )

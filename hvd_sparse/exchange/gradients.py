@@ -137,7 +137,7 @@ class GradientExchange:
         names = unique_names(variables)
         gradients = self.with_largest(list(gradients), variables)
         there = {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
-        named = self._standardised(there)
+        named = several.standardised(there, self._travels_in_rows)
         written = {name for name, each in zip(names, variables, strict=True) if overwritten.is_overwritten(each)}
         local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
         exchanged_names = named.keys() - local
@@ -227,11 +227,7 @@ class GradientExchange:
         Raises:
             TypeError: if the recipe has a residual, which needs a variable.
         """
-        if not self.aggregator.sends_all:
-            raise TypeError(
-                "Expected variables as sources, got a tensor: a residual belongs to a variable. Compute the "
-                "gradients of tensors with a tape and a dense recipe, or average them with hvd.allreduce."
-            )
+        arguments.require_no_residual(self.aggregator)
         if gradient is None:
             return None
         topology.size()  # raises if hvd.init() was not called
@@ -270,7 +266,7 @@ class GradientExchange:
             RuntimeError: before the first exchange, when nothing is known yet.
             ValueError: if a process set exchanges, as checkpoints hold the residuals of all ranks.
         """
-        self._require_all_ranks()
+        arguments.require_all_ranks(self._process_set)
         self.settle()
         return state.residual_sum(self.planned)
 
@@ -295,7 +291,7 @@ class GradientExchange:
             ValueError: if the variables match those of this exchange neither by name nor by order and shape (before the
                 first exchange, that exchange raises it), or a process set exchanges.
         """
-        self._require_all_ranks()
+        arguments.require_all_ranks(self._process_set)
         if self._planned is None:
             self._pending = (total, own)
             return None
@@ -382,13 +378,6 @@ class GradientExchange:
             planned.set_epoch(self._epoch)
         return planned
 
-    def _standardised(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
-        in_rows: dict[str, Any] = {name: each for name, each in gradients.items() if self._travels_in_rows(each)}
-        merged = dict(zip(in_rows, several.merge(list(in_rows.values())), strict=True))
-        dense = {name: tf.convert_to_tensor(each) for name, each in gradients.items() if name not in merged}
-        standardised = {**dense, **merged}
-        return {name: standardised[name] for name in gradients}
-
     def _travels_in_rows(self, gradient: Gradient) -> bool:
         return isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES
 
@@ -402,13 +391,6 @@ class GradientExchange:
         if self._planned is None:
             raise RuntimeError("There is no plan before the first exchange: train at least one step first.")
         return self._planned
-
-    def _require_all_ranks(self) -> None:
-        if self._process_set is not None:
-            raise ValueError(
-                f"The residuals of {self._process_set} cannot be saved or restored: checkpoints hold those of all "
-                "ranks. Save model and optimizer with model.save, or leave out process_set."
-            )
 
     def _require_unplanned(self, subject: str) -> None:
         if self._planned is not None:

@@ -8,7 +8,8 @@ rest of a small batch. The rows of all tables are numbered consecutively; the re
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +35,13 @@ def merge(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         together = len(own) > 1 and own[0].values.shape[1:].is_fully_defined()
         merged.update(zip(places, _merge_together(own) if together else map(rows.merge, own), strict=True))
     return [merged[place] for place in range(len(gradients))]
+
+
+def standardised(gradients: Mapping[str, Any], in_rows: Callable[[Any], bool]) -> dict[str, Any]:
+    """Gradients by name, in their order: merged rows of those that travel so, tensors of all others."""
+    rowwise = {name: each for name, each in gradients.items() if in_rows(each)}
+    merged = dict(zip(rowwise, merge(list(rowwise.values())), strict=True))
+    return {name: merged[name] if name in merged else tf.convert_to_tensor(each) for name, each in gradients.items()}
 
 
 def exchange(

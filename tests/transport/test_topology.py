@@ -196,10 +196,17 @@ def test_of_a_group_whose_first_rank_is_missing_that_rank_is_named(job, monkeypa
         job.gather(6, [4, 6], 1)
 
 
-def test_ranks_that_come_and_go_have_no_store_in_common(job, monkeypatch):
-    assert Store.of_job("scope").url.endswith("/scope")
+def test_ranks_that_come_and_go_are_not_waited_for_once_one_has_ended(job, monkeypatch):
+    job.put("0", ["place of rank 0"])
+    ended = Store(f"{job.url.rpartition('/')[0]}/ended")
+    ended.put("worker", "host-3:1")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    assert Store.of_job("scope") is None
+    for rank in (0, 1):
+        with pytest.raises(launcher_store.RanksMissingError, match=r"The process host-3:1 \(host and local rank\) has"):
+            job.everyone(rank, 3, "place")
+    monkeypatch.delenv("HOROVOD_ELASTIC")
+    job.put(2, ["place of rank 2"])
+    assert job.everyone(0, 3, "place of rank 0") == ["place of rank 0", "place", "place of rank 2"]
 
 
 # ---- addresses of an earlier start ----

@@ -77,11 +77,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     def __init__(self, state: Any):
         super().__init__()
         self.state = state
-        self._done = state.epoch
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._done = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts from where this call of `fit` began, as `fit(epochs=epochs - state.epoch)` does."""
-        self.state.epoch = self._done + epoch + 1 - int(self.params.get("initial_epoch", 0) or 0)
+        self.state.epoch += 1

@@ -76,8 +76,9 @@ class TensorFlowKerasState(ObjectState):
         if not model.built:
             raise ValueError("The model must be built first: give it an input shape, or call it on a batch.")
         self.model = model
-        self.optimizer = optimizer or model.optimizer
-        self._trained: Any = model if optimizer is None or optimizer is model.optimizer else _Pair(model, optimizer)
+        own = getattr(model, "optimizer", None)
+        self.optimizer = own if optimizer is None else optimizer
+        self._trained: Any = model if self.optimizer is own else _Pair(model, optimizer)
         self._handed: dict[str, Remains] = {}  # by the optimizer's place: what an exchange has not yet taken over
         for each in optimizers_of(self._trained).values():
             _require_exchange(each)
