@@ -29,11 +29,11 @@ def test_shellcheck_finds_nothing():
 def test_the_readme_names_every_start_file():
     text = (FOLDER / "README.md").read_text()
     files = {path.name for path in FOLDER.iterdir() if path.suffix in (".sh", ".py", ".yaml")}
-    parts = {"common.sh", "cloud.sh", "__init__.py", "horovodrun.py", "interfaces.py"}
+    parts = {"common.sh", "cloud.sh", "hosts_now.sh", "__init__.py", "horovodrun.py", "interfaces.py"}
     assert {name for name in files - parts if f"`{name}`" not in text} == set()
 
 
-@pytest.mark.parametrize("name", [name for name in SHELL if name not in ("common.sh", "cloud.sh")])
+@pytest.mark.parametrize("name", [name for name in SHELL if name not in ("common.sh", "cloud.sh", "hosts_now.sh")])
 def test_help_has_the_options_and_an_example(name):
     ended = run(name, "--help")
     assert ended.returncode == 0
@@ -152,3 +152,25 @@ def test_what_a_rank_says_before_it_fails_is_seen():
 def test_horovodruntrains(tmp_path):
     (tmp_path / "hosts").write_text("# this machine\nlocalhost slots=2\n")
     trains(run("horovodrun.sh", "--hostfile", str(tmp_path / "hosts"), "--", *TRAIN, limit=600))
+
+
+# ---- hosts that come and go ----
+
+
+def test_an_elastic_job_reads_its_hosts_again_and_again(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# ours\n10.0.0.1 slots=2 # first\n\n10.0.0.2\tslots = 2\n")
+    (command,), text = dry("elastic.sh", "--hostfile", str(hosts), "--min-np", "2", "--max-np", "6")
+    assert (value(command, "-np"), value(command, "--min-np"), value(command, "--max-np")) == ("4", "2", "6")
+    assert command[-5:] == TRAIN and "# 4 ranks on 2 hosts" in text
+    discovers = ["sh", "-c", value(command, "--host-discovery-script")]
+    assert subprocess.run(discovers, capture_output=True, text=True).stdout == "10.0.0.1:2\n10.0.0.2:2\n"
+    hosts.write_text("10.0.0.3 slots=4\n")
+    assert subprocess.run(discovers, capture_output=True, text=True).stdout == "10.0.0.3:4\n"
+
+
+def test_an_elastic_job_may_have_a_discovery_script(tmp_path):
+    (command,), _ = dry("elastic.sh", "--host-discovery-script", "./found.sh", "-np", "4", "--reset-limit", "9")
+    assert value(command, "--host-discovery-script") == "./found.sh" and value(command, "--reset-limit") == "9"
+    assert "needs -np" in refused("elastic.sh", "--host-discovery-script", "./found.sh", "--", *TRAIN)
+    assert "needs --hostfile or --host-discovery-script" in refused("elastic.sh", "-np", "2", "--", *TRAIN)

@@ -104,7 +104,7 @@ class TensorFlowKerasState(ObjectState):
         for exchange in self._exchanges().values():
             exchange.begin_again(None)
         meeting = self._meeting
-        if meeting is None or meeting.is_start or self._reset_callbacks:
+        if meeting is None or meeting.is_start or self.reset_callbacks:
             return
         for optimizer in optimizers_of(self._trained).values():
             _scale_rate(optimizer, topology.size() / meeting.before)
@@ -118,7 +118,7 @@ class TensorFlowKerasState(ObjectState):
             if found is not None and exchange is not None and not new:
                 inner = slots.without_loss_scaling(optimizer)
                 consolidation.give_back(inner, exchange, found.slots(), topology.rank() == meeting.root)
-        self._broadcast(meeting, new)
+        self._share_variables(meeting, new)
         for place, exchange in self._exchanges().items():
             found = together.get(place)
             exchange.begin_again(None if found is None else found.scaled(topology.size()))
@@ -137,7 +137,7 @@ class TensorFlowKerasState(ObjectState):
             place: remains.added_up(own.get(place), each, world, f"elastic.{place}") for place, each in told.items()
         }
 
-    def _broadcast(self, meeting: Meeting, new: bool) -> None:
+    def _share_variables(self, meeting: Meeting, new: bool) -> None:
         """Gives all ranks the first one's variables, but for what is each rank's own."""
         own = own_of(self._trained)
         before = {name: plain(each.variable) for name, each in own.items()}

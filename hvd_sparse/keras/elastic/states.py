@@ -34,12 +34,18 @@ class State(HorovodState):
     ):
         self._notices = 0  # of the driver: written by its listener's thread, read by the main thread
         self._heeded = 0
+        self.reset_callbacks: list[Callable[[], None]] = []
+        self._broadcast = bcast_object or broadcast_object
         self.leaves = False  # set by `leave`, also by other threads and by signals
-        super().__init__(bcast_object or broadcast_object, get_rank or topology.rank)
+        super().__init__(self._broadcast, get_rank or topology.rank)
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Called by the driver's listener, on its own thread."""
         self._notices += 1
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Adds functions that are called, without arguments, when the ranks have changed."""
+        self.reset_callbacks.extend(callbacks)
 
     def leave(self) -> None:
         """Notes that this host will be gone soon; call it at any time, from any thread, on any rank.
@@ -52,7 +58,7 @@ class State(HorovodState):
     def on_reset(self) -> None:
         """Called when the ranks have changed, before `sync`: runs `reset` and the registered callbacks."""
         self.reset()
-        for callback in self._reset_callbacks:
+        for callback in self.reset_callbacks:
             callback()
 
     def check_host_updates(self) -> None:
@@ -195,7 +201,7 @@ class ObjectState(HorovodObjectState, State):
     def _share(self, meeting: Meeting) -> None:
         """Makes all ranks alike; a collective."""
         values = {name: getattr(self, name) for name in self._names}
-        for name, value in self._bcast_object(values, meeting.root).items():
+        for name, value in self._broadcast(values, meeting.root).items():
             setattr(self, name, value)
 
     def _taken(self) -> dict[str, Any]:
