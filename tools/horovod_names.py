@@ -103,10 +103,7 @@ DIFFERENCES: dict[str, str] = {
         "Variables are paired by position, not by name; their shapes are compared first, and a difference raises an "
         "error on all ranks. Also Keras's variables and all numeric dtypes. `inplace` has no effect."
     ),
-    "elastic": (
-        "At a planned change residuals and optimizer slots are handed over. Ranks that stay keep their numbers only by "
-        "chance, and `hvd.elastic.run` returns what the function returns."
-    ),
+    "elastic": "Planned changes also hand over residuals, and slots that the exchange keeps ([here](elastic.md)).",
     "grouped_allgather": "dtypes may be mixed.",
     "grouped_allreduce": "dtypes may be mixed.",
     "grouped_reducescatter": f"dtypes may be mixed. {_SCATTER}",
@@ -122,6 +119,20 @@ DIFFERENCES: dict[str, str] = {
     "refs_to_vars": "For TensorFlow's variables; those of Keras have no `ref()`.",
     "remove_process_set": "A set that the grid of nodes also uses is kept for the grid.",
     "vars_to_refs": "For TensorFlow's variables; those of Keras have no `ref()`.",
+}
+_ATTRIBUTES = "Attributes are copied; they may be numbers, strings, arrays, and lists and dictionaries of them."
+_MODEL = (
+    "Also residuals, and all optimizers of the model. Unless reset callbacks are registered, the learning rate follows "
+    f"the number of ranks. {_ATTRIBUTES}"
+)
+# The same for hvd_sparse.elastic.
+ELASTIC_DIFFERENCES: dict[str, str] = {
+    "KerasState": _MODEL,
+    "ObjectState": f"{_ATTRIBUTES} `bcast_object` and `get_rank` may be left out.",
+    "TensorFlowKerasState": f"{_MODEL} `backend` has no effect.",
+    "TensorFlowState": f"Needs its list of variables; residuals are not kept. {_ATTRIBUTES} `session` has no effect.",
+    "UpdateBatchStateCallback": "Counts the batches done: after the first batch of an epoch `state.batch` is 1, not 0.",
+    "run": "Without an elastic launcher, the loss of a rank is an error.",
 }
 
 _HEAD = """# Horovod's names
@@ -167,7 +178,8 @@ def _told(module: str, name: str) -> str:
         return "**missing**"
     if name in names.REFUSED:
         return f"raises: {names.REFUSED[name]}"
-    return f"works, with differences: {DIFFERENCES[name]}" if name in DIFFERENCES else "works"
+    differences = ELASTIC_DIFFERENCES if PLACES[module] == "hvd_sparse.elastic" else DIFFERENCES
+    return f"works, with differences: {differences[name]}" if name in differences else "works"
 
 
 def main() -> None:

@@ -16,14 +16,7 @@ class Reason:
     sentence: str
 
 
-ELASTIC = (
-    "Ranks that come and go while a job runs are not supported: `hvd.elastic` raises an error that says so, and a job "
-    "changes its number of ranks by a restart, as in `examples/from_horovod/tensorflow2_keras_mnist_restart.py`."
-)
-
 REASONS = (
-    Reason("examples/elastic/*", r"elastic", ELASTIC),
-    Reason("*::test_elastic_state", r"elastic", ELASTIC),
     Reason(
         "*::test_grad_aggregation_with_inf_grad",
         r"The gradient holds a NaN or an infinity",

@@ -57,6 +57,10 @@ def write(results: Results, command: str) -> str:
         ),
         "## Examples",
         _table_of_scripts(results["scripts"]),
+        _wrapped(
+            "The elastic examples run here with a fixed number of ranks. Where it changes, those with a tape need their "
+            "`tf.function` inside of the function that `hvd.elastic.run` decorates ([elastic training](elastic.md))."
+        ),
         "## Test files",
         _wrapped(
             "Horovod's own tests, under pytest on each rank. A test passes if it passes on all ranks, and is "

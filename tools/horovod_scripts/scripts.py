@@ -79,7 +79,7 @@ SCRIPTS = (
         (),
         (
             Change(
-                r"^( *)for .* in enumerate\(dataset\.take\(1\)\):\n *training_step\(images, labels, allreduce=False\)\n",
+                r"^( *)for .*dataset\.take\(1\)\):\n *training_step\(images, labels, allreduce=False\)\n",
                 r"\1mnist_model.build((None, 28, 28, 1))\n\1opt.build(mnist_model.trainable_variables)\n",
                 _FIRST_CALL,
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -83,15 +84,15 @@ class State(HorovodState):
 
 
 class Member(NamedTuple):
-    """What the ranks tell each other when they meet; JSON-serializable.
+    """What ranks tell each other when they meet; JSON-serializable.
 
     Attributes:
-        rank: the one that it was before, or None for a rank that is new.
+        process: identifies the process.
         host: the name of its host.
-        commits: the numbers of the commits that it still has.
+        commits: the numbers of the commits that it still has and that were made together with others, ascending.
     """
 
-    rank: int | None
+    process: str
     host: str
     commits: list[int]
 
@@ -104,14 +105,14 @@ class Meeting(NamedTuple):
         before: the number of ranks before; 0 at the start.
         joined: the ranks that are new.
         gone: the ranks that are no longer there, by their former numbers, with their hosts.
-        hosts: the names of the hosts by rank.
+        ranks: the process and the host of each rank.
     """
 
     root: int
     before: int
     joined: list[int]
     gone: dict[int, str]
-    hosts: list[str]
+    ranks: list[tuple[str, str]]
 
     @property
     def is_start(self) -> bool:
@@ -140,8 +141,8 @@ class ObjectState(HorovodObjectState, State):
             setattr(self, name, value)
         self._number = 0  # of the newest commit
         self._commits: dict[int, dict[str, Any]] = {}
-        self._hosts: list[str] = []  # by rank; empty before the first `sync`
-        self._own_rank: int | None = None
+        self._process = secrets.token_hex(8)
+        self._ranks: list[tuple[str, str]] = []  # process and host of each rank; empty before the first `sync`
         self._meeting: Meeting | None = None  # until `sync` uses it
         self.save()
 
@@ -171,21 +172,23 @@ class ObjectState(HorovodObjectState, State):
         self._give(self._commits[self._number])
 
     def meet(self) -> None:
-        own = Member(self._own_rank, host_names.own(), sorted(self._commits))
-        told = topology.world().gather_descriptions(own, "elastic.members")
-        members = [Member(*each) for each in told]
-        agreed = min((each.commits[-1] for each in members if each.rank is not None), default=None)
+        together = [number for number, taken in self._commits.items() if taken["ranks"]]
+        own = Member(self._process, host_names.own(), sorted(together))
+        members = [Member(*each) for each in topology.world().gather_descriptions(own, "elastic.members")]
+        agreed = min((each.commits[-1] for each in members if each.commits), default=None)
         # One that had just come when the ranks changed again may not have the commit that the others go back to.
-        old = [rank for rank, each in enumerate(members) if each.rank is not None and agreed in each.commits]
+        old = [rank for rank, each in enumerate(members) if agreed in each.commits]
         if topology.rank() in old and agreed != self._number:
             assert agreed is not None
             self._number = agreed
             self.restore()
-        known = topology.world().gather_descriptions(self._hosts, "elastic.hosts")[old[0]] if old else []
-        stayed = {members[rank].rank for rank in old}
-        gone = {rank: host for rank, host in enumerate(known) if rank not in stayed}
+        mine = self._commits[self._number]["ranks"]
+        before = topology.world().gather_descriptions(mine, "elastic.before")[old[0]] if old else []
+        stayed = {members[rank].process for rank in old}
+        gone = {rank: host for rank, (process, host) in enumerate(before) if process not in stayed}
         joined = [rank for rank in range(len(members)) if rank not in old] if old else []
-        self._meeting = Meeting(old[0] if old else 0, len(known), joined, gone, [each.host for each in members])
+        ranks = [(each.process, each.host) for each in members]
+        self._meeting = Meeting(old[0] if old else 0, len(before), joined, gone, ranks)
 
     def sync(self) -> None:
         """Gives all ranks everything of the first rank that was there before; a collective."""
@@ -195,7 +198,7 @@ class ObjectState(HorovodObjectState, State):
         assert meeting is not None
         self._share(meeting)
         self._number = topology.world().gather_descriptions(self._number, "elastic.number")[meeting.root]
-        self._hosts, self._own_rank = meeting.hosts, topology.rank()
+        self._ranks = meeting.ranks
         self.save()
 
     def _share(self, meeting: Meeting) -> None:
@@ -206,7 +209,8 @@ class ObjectState(HorovodObjectState, State):
 
     def _taken(self) -> dict[str, Any]:
         """A copy of everything."""
-        return {"objects": {name: copy.deepcopy(getattr(self, name)) for name in self._names}}
+        objects = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+        return {"objects": objects, "ranks": self._ranks}
 
     def _give(self, taken: dict[str, Any]) -> None:
         """Restores what `_taken` has copied."""

@@ -22,6 +22,10 @@ RECIPES = {
     "topk": lambda: hvd.recipes.topk(0.05),
     "hitopk": lambda: hvd.recipes.hitopk(0.05),
     "sparcml": lambda: hvd.recipes.sparcml(0.05, collective="dynamic"),
+    "updates": lambda: hvd.recipes.updates(hvd.recipes.hitopk(0.05)),
+    "recommended": lambda: hvd.recipes.recommended(0.05),
+    "blocks": lambda: hvd.recipes.blocks(4),
+    "dropping": lambda: hvd.recipes.dropping(0.05),
     "schedule": lambda: hvd.recipes.schedule([(0, hvd.recipes.hitopk(0.05)), (1, hvd.recipes.topk(0.02))]),
 }
 # Ranks and ranks of each node before; the ranks that stay, the number that joins, and the ranks of each node after.
