@@ -37,14 +37,14 @@ sys.exit(status % 256)
 
 
 class ElasticJob:
-    """Ranks of `tests.faults.elastic_rank` under `horovodrun`.
+    """Ranks of a script under `horovodrun`.
 
     Attributes:
         folder: where the ranks write.
     """
 
-    def __init__(self, folder: pathlib.Path):
-        self.folder = folder
+    def __init__(self, folder: pathlib.Path, script: str = "tests.faults.elastic_rank"):
+        self.folder, self._script = folder, script
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def start(
@@ -52,15 +52,15 @@ class ElasticJob:
     ) -> None:
         """Starts the job; hosts have slots, it needs `least` ranks, and `own` are more environment variables."""
         self.set_hosts(hosts)
-        discovery = self._script("discover", f"#!/bin/sh\ncat {self.folder}/hosts\n")
+        discovery = self._program("discover", f"#!/bin/sh\ncat {self.folder}/hosts\n")
         programs = self.folder / "bin"
         programs.mkdir()
-        self._script("bin/ssh", _SSH.format(python=sys.executable))
+        self._program("bin/ssh", _SSH.format(python=sys.executable))
         command = [
             os.path.join(os.path.dirname(sys.executable), "horovodrun"),
             *("--gloo", "--disable-cache", "--network-interfaces", "lo", "-np", str(sum(hosts.values()))),
             *("--min-np", str(least), "--max-np", "8", "--host-discovery-script", discovery),
-            *(sys.executable, "-m", "tests.faults.elastic_rank", str(self.folder), *arguments),
+            *(sys.executable, "-m", self._script, str(self.folder), *arguments),
         ]
         environment = {
             **os.environ,
@@ -133,7 +133,7 @@ class ElasticJob:
             self._launcher.kill()
             self._launcher.wait()
 
-    def _script(self, name: str, text: str) -> str:
+    def _program(self, name: str, text: str) -> str:
         path = self.folder / name
         path.write_text(text)
         path.chmod(0o755)

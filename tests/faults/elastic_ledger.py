@@ -31,11 +31,10 @@ RECIPES = {
 
 
 class Ledger(hvd.elastic.KerasState):
-    """Writes down what it commits, and what it finds after a change."""
+    """Writes down what it finds after a change, and what its next commit will have."""
 
-    def commit(self):
+    def before_commit(self):
         say(event="waiting", commit=self._number + 1, values=own_waiting(self.model).tolist())
-        super().commit()
 
     def meet(self):
         super().meet()
@@ -47,7 +46,7 @@ class Ledger(hvd.elastic.KerasState):
             commit=self._number,
             before=self._meeting.before,
             gone=[int(rank) for rank in self._meeting.gone],
-            handed=kept.planned is None and kept.handed is not None,
+            handed=kept.planned is None,  # or nothing was exchanged since
         )
 
 
@@ -76,6 +75,7 @@ def train(state):
     while not finish:
         own = gradient(hvd.rank(), state.step)
         state.model.optimizer.apply_gradients([(tf.constant(own[:, None]), variable)])
+        state.before_commit()  # at once: the others may already have it when this rank dies
         state.step += 1
         state.sizes = [*state.sizes, hvd.size()]
         say(event="step", rank=hvd.rank(), size=hvd.size(), step=state.step)

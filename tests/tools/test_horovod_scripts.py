@@ -62,6 +62,26 @@ def test_a_script_has_changes_of_its_own():
     assert text == "epochs=4\n" and applied[0].reason.startswith("Shorter")
 
 
+BUILT = [
+    (
+        "tensorflow2_mnist_elastic",
+        "    for a, (b, c) in enumerate(dataset.take(1)):\n        training_step(images, labels, allreduce=False)\n",
+        "    mnist_model.build((None, 28, 28, 1))\n    opt.build(mnist_model.trainable_variables)\n",
+    ),
+    (
+        "tensorflow2_keras_mnist_elastic",
+        "model.fit(dataset, steps_per_epoch=1, x=1)\nf()\n    # Re-initialize, x\n    state.model.fit(dataset)\n",
+        "model.build((None, 28, 28, 1))\nopt.build(model.trainable_variables)\nf()\n",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, was, becomes", BUILT)
+def test_elastic_examples_build_their_model_without_a_step(name, was, becomes):
+    script = next(each for each in SCRIPTS if each.path.endswith(f"/{name}.py"))
+    assert rewrite(was, script.changes)[0] == becomes
+
+
 def test_names_are_paths_in_horovods_repository():
     paths = [each.path for each in (*SCRIPTS, *TESTS)]
     assert len(paths) == len(set(paths)) and all(path.startswith(("examples/", "test/")) for path in paths)

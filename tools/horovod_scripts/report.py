@@ -58,8 +58,7 @@ def write(results: Results, command: str) -> str:
         "## Examples",
         _table_of_scripts(results["scripts"]),
         _wrapped(
-            "The elastic examples run here with a fixed number of ranks. Where it changes, those with a tape need their "
-            "`tf.function` inside of the function that `hvd.elastic.run` decorates ([elastic training](elastic.md))."
+            "The elastic examples run here on a fixed number of ranks ([elastic training](elastic.md) is about others)."
         ),
         "## Test files",
         _wrapped(

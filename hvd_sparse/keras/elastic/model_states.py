@@ -80,13 +80,17 @@ class TensorFlowKerasState(ObjectState):
         self.optimizer = own if optimizer is None else optimizer
         self._trained: Any = model if self.optimizer is own else _Pair(model, optimizer)
         self._handed: dict[str, Remains] = {}  # by the optimizer's place: what an exchange has not yet taken over
-        for each in optimizers_of(self._trained).values():
+        for each in self._optimizers():
             _require_exchange(each)
+        if (
+            self.optimizer is not None and len(self._optimizers()) == 1 and not self.optimizer.built
+        ):  # otherwise the first commit lacks its slots
+            self.optimizer.build(model.trainable_variables)
         super().__init__(**kwargs)
 
     def hand_over(self) -> None:
         taken, world = self._taken(), topology.world()
-        for place, exchange in self._exchanges().items():
+        for place, exchange in self.exchanges().items():
             if exchange.has_begun:
                 exchange.settle()
                 own = remains.of(exchange.planned, world.rank == 0)
@@ -101,8 +105,6 @@ class TensorFlowKerasState(ObjectState):
         does likewise, unless callbacks are registered, which are then to set it.
         """
         self.model.train_function = self.model.test_function = self.model.predict_function = None
-        for exchange in self._exchanges().values():
-            exchange.begin_again(None)
         meeting = self._meeting
         if meeting is None or meeting.is_start or self.reset_callbacks:
             return
@@ -119,7 +121,7 @@ class TensorFlowKerasState(ObjectState):
                 inner = slots.without_loss_scaling(optimizer)
                 consolidation.give_back(inner, exchange, found.slots(), topology.rank() == meeting.root)
         self._share_variables(meeting, new)
-        for place, exchange in self._exchanges().items():
+        for place, exchange in self.exchanges().items() if not meeting.is_start else ():
             found = together.get(place)
             exchange.begin_again(None if found is None else found.scaled(topology.size()))
         self._handed = together
@@ -156,7 +158,7 @@ class TensorFlowKerasState(ObjectState):
     def _taken(self) -> dict[str, Any]:
         held = [*self.model.variables, *(each for one in self._optimizers() for each in one.variables)]
         exchanges = {}
-        for place, exchange in self._exchanges().items():
+        for place, exchange in self.exchanges().items():
             planned = exchange.planned if exchange.has_begun else None
             values = {} if planned is None else state.values(planned)
             exchanges[place] = Kept(planned, values, self._handed.get(place) if planned is None else None)
@@ -169,7 +171,8 @@ class TensorFlowKerasState(ObjectState):
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         return list(optimizers_of(self._trained).values())
 
-    def _exchanges(self) -> dict[str, GradientExchange]:
+    def exchanges(self) -> dict[str, GradientExchange]:
+        """The exchanges of the optimizers, by where these are."""
         found = {place: exchange_of(each) for place, each in optimizers_of(self._trained).items()}
         return {place: each for place, each in found.items() if each is not None}
 

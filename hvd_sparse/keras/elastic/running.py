@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from hvd_sparse.exchange import naming
 from hvd_sparse.keras.elastic.states import LEFT
 from hvd_sparse.transport import first_rank, lost, membership, topology
 from hvd_sparse.transport.launcher_store import RanksMissingError
@@ -71,9 +72,23 @@ def _change(state: Any) -> None:
     """Starts Horovod again with the ranks that there are now."""
     topology.shutdown()
     topology.init()
+    _begin_again(state)
     if hasattr(state, "meet"):
         state.meet()
     state.on_reset()
+
+
+def _begin_again(state: Any) -> None:
+    """Makes all exchanges begin again, also those of tapes, of which the state does not know."""
+    covered = state.exchanges().values() if hasattr(state, "exchanges") else ()
+    for exchange in naming.living:
+        dropped = exchange.has_begun and exchange.planned.keeps and not any(exchange is each for each in covered)
+        if dropped and first_rank.is_here():
+            _log.warning(
+                "%s has dropped what it had not sent: elastic states hand over the exchanges of optimizers only.",
+                exchange.planned.name,
+            )
+        exchange.begin_again(None)
 
 
 def _hand_over(state: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.objects import broadcast_object
 from hvd_sparse.horovod_api.variables import broadcast_variables
 from hvd_sparse.optimizers.variables import resource
@@ -75,6 +76,10 @@ class State(HorovodState):
         if fresh or leaving:
             self._heeded = notices
             raise HostsUpdatedInterrupt(False)
+
+    def exchanges(self) -> dict[str, GradientExchange]:
+        """The exchanges that this state hands over."""
+        return {}
 
     def hand_over(self) -> None:
         """Called before a planned change, while all ranks are still connected."""

@@ -176,6 +176,7 @@ def test_a_step_that_was_traced_before_a_change_raises_an_error():
     def step():
         model.optimizer.apply([tf.ones_like(each) for each in model.trainable_variables])
 
+    state.sync()
     step()
     changed(state)
     before = model.get_weights()
