@@ -3,7 +3,7 @@
 # PYTHON=...            the interpreter that .venv is made with (default python3.11; 3.12 and 3.13 will do); for
 #                       `make install`, that of your own environment
 # HVD_SPARSE_CACHE=...  where the Horovod wheel is kept (default ~/.cache/hvd_sparse)
-# SEED=...              of `make mutants` (default 1)
+# SEED=...              of `make mutants` and `make faults` (default 1)
 # WITHIN=...            seconds after which `make test` or `make test-rest` begins no further test (default: all are run)
 
 PYTHON ?= python3.11
@@ -25,7 +25,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n logical --maxprocesses 4 -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build install demo test test-quick test-rest test-all test-newest test-python next-keras mutants lint \
+.PHONY: help setup build install demo test test-quick test-rest test-all test-newest test-python faults next-keras mutants lint \
 	types docs clean
 
 help:           ## what there is to make
@@ -54,6 +54,10 @@ test-python: setup $(OTHER)/.done  ## a choice of tests on another Python: make 
 	@PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup \
 		--max-worker-restart 0 -m "not thorough" $(CHOICE)
 	@PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest tests/examples/test_resumed.py
+
+faults: setup   ## thirty schedules of faults over real elastic jobs, from SEED=1 on; goes on where it stopped (20 minutes)
+	@mkdir -p results
+	@$(RUN) -m tests.faults.schedules --seed $(SEED) --count 30 --store results/faults.jsonl
 
 next-keras: setup $(NEXT)/.done  ## tests of what knows Keras's insides, on the newest Keras and TensorFlow; what changed there
 	@$(RUN) -m tools.next_keras $(NEXT)/bin/python --tests

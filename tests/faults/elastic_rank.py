@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds that each step takes longer")
+    parser.add_argument("--tape", action="store_true", help="train in a loop of one's own, by a tape")
     parser.add_argument("--fault", choices=["nan"], help="a fault of the script's own, in its tenth step")
     options = parser.parse_args()
     host = os.environ["HOROVOD_HOSTNAME"]
@@ -49,7 +50,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         hvd.init()
         say(event="connected", rank=hvd.rank(), size=hvd.size())
-        train(options, say)
+        loop(options, say) if options.tape else train(options, say)
         say(event="ended")
 
 
@@ -98,6 +99,30 @@ def train(options: argparse.Namespace, say) -> None:
         weights=hashlib.sha256(weights).hexdigest(),
         loss=float(model.evaluate(x, y, verbose=0)),
     )
+
+
+def loop(options: argparse.Namespace, say) -> None:
+    """Each rank's gradient is its number, so that the mean is known."""
+    variable = tf.Variable(tf.zeros([8]))
+
+    @hvd.elastic.run
+    def train(state):
+        @tf.function
+        def step(own):
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(variable * own)
+            (mean,) = tape.gradient(loss, [variable])
+            return mean[0]
+
+        while state.step < options.epochs * options.steps:
+            state.step += 1
+            mean = float(step(tf.fill([8], float(hvd.rank()))))
+            say(event="step", rank=hvd.rank(), size=hvd.size(), batch=state.step, loss=mean)
+            time.sleep(options.pace)
+            state.commit()
+
+    train(hvd.elastic.TensorFlowState([variable], step=0))
+    say(event="trained", rank=hvd.rank(), size=hvd.size())
 
 
 if __name__ == "__main__":

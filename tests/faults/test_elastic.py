@@ -163,6 +163,20 @@ def test_hosts_with_unequal_numbers_of_ranks_train_as_lone_ranks(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("after", [{FIRST: 1}, {FIRST: 1, SECOND: 1, THIRD: 1}], ids=["leaves", "joins"])
+def test_a_tape_averages_over_the_ranks_that_there_are(tmp_path, after):
+    with running(tmp_path, {FIRST: 1, SECOND: 1}, "--tape", "--epochs", "6") as job:
+        trains(job, 2)
+        began = time.time()
+        job.set_hosts(after)
+        steps_again(job, began, len(after))
+        assert job.wait(BUSY * 60) == 0, job.output()
+        steps = job.events("step")
+    assert len(job.events("trained")) == len(after) and {each["size"] for each in steps} == {2, len(after)}
+    assert all(each["loss"] == (each["size"] - 1) / 2 for each in steps)
+
+
+@pytest.mark.thorough
 def test_errors_of_the_scripts_own_are_not_tried_again(tmp_path):
     with running(tmp_path, {FIRST: 1, SECOND: 1}, "--fault", "nan") as job:
         assert job.wait(BUSY * 60) != 0

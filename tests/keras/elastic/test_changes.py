@@ -113,9 +113,14 @@ def after(ranks, stay, joining, local_size, recipe, then, **options):
     return world.run(len(stay) + joining, local_size, one_rank)
 
 
+QUICK = ("dense", "hitopk", "recommended", "blocks")
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "death"])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in RECIPES]
+)
 def test_what_was_applied_and_what_waits_add_up(name, planned, change):
     recipe, (grid, stay, joining, local_size) = RECIPES[name], CHANGES[change]
     ranks = before(recipe, grid, planned)
