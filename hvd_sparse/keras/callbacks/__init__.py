@@ -8,6 +8,7 @@ from hvd_sparse.keras.callbacks.best_model import BestModelCheckpoint
 from hvd_sparse.keras.callbacks.checkpoint import CheckpointCallback
 from hvd_sparse.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvd_sparse.keras.callbacks.mean_of_models import MeanOfModelsCallback
+from hvd_sparse.keras.callbacks.replicas import ReplicaGuardCallback
 from hvd_sparse.keras.callbacks.servers import AverageStatisticsCallback, PublishedParametersCallback
 from hvd_sparse.keras.callbacks.servers_checkpoint import ServersCheckpointCallback
 from hvd_sparse.keras.callbacks.telemetry import TelemetryCallback
@@ -22,6 +23,7 @@ __all__ = [
     "MeanOfModelsCallback",
     "MetricAverageCallback",
     "PublishedParametersCallback",
+    "ReplicaGuardCallback",
     "ServersCheckpointCallback",
     "TelemetryCallback",
 ]
