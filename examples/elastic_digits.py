@@ -41,7 +41,7 @@ def main() -> None:
                 hvd.callbacks.MetricAverageCallback(),
                 hvd.elastic.UpdateEpochStateCallback(state),
                 hvd.elastic.UpdateBatchStateCallback(state),
-                hvd.elastic.CommitStateCallback(state, batches_per_commit=5),
+                hvd.elastic.CommitStateCallback(state),
             ],
             verbose=2 if hvd.rank() == 0 else 0,
         )

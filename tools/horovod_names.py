@@ -127,6 +127,7 @@ _MODEL = (
 )
 # The same for hvd_sparse.elastic.
 ELASTIC_DIFFERENCES: dict[str, str] = {
+    "CommitStateCallback": "By default as often as takes a twentieth of the time, instead of after each batch.",
     "KerasState": _MODEL,
     "ObjectState": f"{_ATTRIBUTES} `bcast_object` and `get_rank` may be left out.",
     "TensorFlowKerasState": f"{_MODEL} `backend` has no effect.",

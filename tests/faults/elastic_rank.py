@@ -82,7 +82,7 @@ def train(options: argparse.Namespace, say) -> None:
                 hvd.elastic.UpdateEpochStateCallback(state),
                 hvd.elastic.UpdateBatchStateCallback(state),
                 Watch(),
-                hvd.elastic.CommitStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, 1),
             ],
             verbose=0,
         )

@@ -1,5 +1,8 @@
 """States: what is committed and restored, on which commit ranks agree, and what a new rank gets."""
 
+import itertools
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -141,9 +144,24 @@ def updating(state, every=1):
 def test_callbacks_count_and_commit():
     state = Counting(model_of(), epoch=0, batch=0)
     fitted(state, *updating(state, 2))
-    assert state.committed == [(0, 2), (0, 4), (1, 0), (1, 1), (1, 3), (2, 0)]
+    assert state.committed == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]
     with pytest.raises(ValueError, match="batches_per_commit of at least 1, got 0"):
         hvd.elastic.CommitStateCallback(state, 0)
+
+
+def test_commits_take_a_twentieth_of_the_time_by_default():
+    class Slow(Counting):
+        def commit(self):
+            super().commit()
+            time.sleep(0.2)
+
+    state = Slow(model_of(), epoch=0, batch=0)
+    pause = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.1))
+    fitted(state, pause, *updating(state, None), epochs=1, steps=100)
+    batches = [batch for _, batch in state.committed]
+    assert batches[0] == 1 and batches[-1] == 0
+    apart = [after - before for before, after in itertools.pairwise(batches[1:-1])]
+    assert apart and all(15 <= each <= 60 for each in apart), batches
 
 
 def test_an_epoch_that_was_begun_takes_only_the_rest_of_its_batches():
