@@ -46,7 +46,7 @@ class Ledger(hvd.elastic.KerasState):
             commit=self._number,
             before=self._meeting.before,
             gone=[int(rank) for rank in self._meeting.gone],
-            handed=kept.planned is None,  # or nothing was exchanged since
+            handed=kept.planned is None or kept.handed is not None,  # None: nothing was exchanged since
         )
 
 

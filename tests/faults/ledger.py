@@ -71,8 +71,10 @@ def changes(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if each["event"] == "trains":
             trained = True
         elif each["event"] == "met":
-            if not trained:
-                found.pop()  # another change came before they trained
+            if not trained:  # told by another rank, or another change came before they trained
+                before = found.pop()
+                same = before["commit"] == each["commit"]
+                each = {**each, "handed": each["handed"] and (before["handed"] or not same)}
             found.append(each)
             trained = False
     return found

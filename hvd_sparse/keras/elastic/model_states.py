@@ -33,16 +33,21 @@ class Kept(NamedTuple):
     Attributes:
         planned: the exchange at that time; None if it had not begun.
         values: those of its state.
-        handed: what it had not yet taken over, if it had not begun since the ranks changed.
+        handed: what all ranks had together, if they have handed over, or if it has not begun since; else None.
     """
 
     planned: PlannedExchange | None
     values: Mapping[str, np.ndarray]
     handed: Remains | None
 
-    def remains(self, first: bool) -> Remains | None:
-        """This rank's part of it; None if there is nothing."""
-        if self.planned is None:
+    def remains(self, first: bool, handed: bool) -> Remains | None:
+        """This rank's part of it; None if there is nothing.
+
+        Args:
+            first: whether this rank adds what all ranks have together.
+            handed: whether that is what was handed over; otherwise each rank adds its own.
+        """
+        if handed or self.planned is None:
             return self.handed if self.handed is None or first else self.handed._replace(pieces={})
         state.set_values(self.planned, self.values)
         return remains.of(self.planned, first)
@@ -82,10 +87,9 @@ class TensorFlowKerasState(ObjectState):
         self._handed: dict[str, Remains] = {}  # by the optimizer's place: what an exchange has not yet taken over
         for each in self._optimizers():
             _require_exchange(each)
-        if (
-            self.optimizer is not None and len(self._optimizers()) == 1 and not self.optimizer.built
-        ):  # otherwise the first commit lacks its slots
-            self.optimizer.build(model.trainable_variables)
+        alone = self.optimizer if self._optimizers() == [self.optimizer] else None
+        if alone is not None and not alone.built:  # otherwise the first commit would lack its slots
+            alone.build(model.trainable_variables)
         super().__init__(**kwargs)
 
     def hand_over(self) -> None:
@@ -95,7 +99,8 @@ class TensorFlowKerasState(ObjectState):
                 exchange.settle()
                 own = remains.of(exchange.planned, world.rank == 0)
                 about = world.gather_descriptions(remains.described(own), "elastic.about")[0]
-                taken["exchanges"][place] = Kept(None, {}, remains.added_up(own, about, world, "elastic.hand_over"))
+                handed = remains.added_up(own, about, world, "elastic.hand_over")
+                taken["exchanges"][place] = taken["exchanges"][place]._replace(handed=handed)
         self._commits = {self._number: taken}
 
     def reset(self) -> None:
@@ -132,7 +137,10 @@ class TensorFlowKerasState(ObjectState):
         """What all ranks have of each exchange, of the commit that they went back to; a collective."""
         world, first = topology.world(), topology.rank() == meeting.root
         kept: dict[str, Kept] = {} if new else self._commits[self._number]["exchanges"]
-        own = {place: found for place, each in kept.items() if (found := each.remains(first)) is not None}
+        # If another rank died while they handed over, some may have what all had together, and others not.
+        handed = new or all(each.handed is not None or each.planned is None for each in kept.values())
+        everyone = all(world.gather_descriptions(handed, "elastic.handed"))
+        own = {place: found for place, each in kept.items() if (found := each.remains(first, everyone)) is not None}
         about = {place: remains.described(each) for place, each in own.items()}
         told = world.gather_descriptions(about, "elastic.about")[meeting.root]
         return {

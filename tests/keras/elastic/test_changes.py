@@ -88,6 +88,7 @@ def before(recipe, grid, planned, **options):
         rank.state.sync()
         rank.train(BEFORE)
         rank.lost = rank.own_waiting()
+        rank.commits = rank.state._commits
         if planned:
             rank.state.hand_over()
         else:
@@ -150,6 +151,25 @@ def gathered(rank):
     """The slots, as the next checkpoint would have them on rank 0."""
     stand_in = without_slots.of(slots.without_loss_scaling(rank.model.optimizer))
     return {name: np.ravel(*held.values()) for name, held in slots.by_name(stand_in.gathered).items()}
+
+
+@pytest.mark.parametrize("unfinished", [[0], [1], [0, 2], [0, 1, 2]])
+def test_a_death_while_ranks_hand_over_counts_nothing_twice(unfinished):
+    recipe = RECIPES["hitopk"]
+    ranks = before(recipe, (4, 2), planned=True)
+    for number in unfinished:  # they had not noticed that all are done when rank 3 died
+        ranks[number].state._commits = ranks[number].commits
+
+    def then(rank):
+        rank.train(AFTER)
+        return rank.weights, rank.waiting(), rank.state.sizes
+
+    weights, waiting, sizes = after(ranks, [0, 1, 2], 0, 1, recipe, then)[0]
+    means = sum(
+        np.mean([gradient(rank, step) for rank in range(size)], axis=0, dtype="f8") for step, size in enumerate(sizes)
+    )
+    expected = ranks[0].beginning - means + ranks[3].lost / 4
+    np.testing.assert_allclose(weights.astype("f8") - waiting / 3, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("change", ["one of four leaves a node", "a node leaves", "a node joins"])
