@@ -30,6 +30,12 @@ EQUAL = (
         "Any number below zero says that no rank is to blame.",
     ),
     Equal(
+        "hvd_sparse/optimizers/shard_slots.py",
+        "return parts + tf.cast(tf.reduce_sum(self._added_up(nothing)), parts.dtype)",
+        "return parts - tf.cast(tf.reduce_sum(self._added_up(nothing)), parts.dtype)",
+        "The parts are those of an empty shard, without elements: only the collective counts.",
+    ),
+    Equal(
         "lars/trust_ratio.py",
         "size = values.shape[0]",
         "size = values.shape[ -1]",
