@@ -54,6 +54,13 @@ def pin(local_rank: int) -> None:
             )
 
 
+def require_enough(places: Sequence[dict[str, Any]]) -> None:
+    """Raises ValueError if ranks do not have a GPU each on a host with some; see `fault`."""
+    found = fault(places)
+    if found:
+        raise ValueError(found)
+
+
 def fault(places: Sequence[dict[str, Any]]) -> str | None:
     """What is wrong with the GPUs of ranks, in words; None if each has one.
 

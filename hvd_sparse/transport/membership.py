@@ -31,6 +31,7 @@ __all__ = [
     "HorovodObjectState",
     "HorovodState",
     "HostsUpdatedInterrupt",
+    "JOINING",
     "beat",
     "handled",
     "is_elastic",
@@ -43,6 +44,7 @@ _log = logging.getLogger(__name__)
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # in the order of the driver's answer
 _PATIENCE_VARIABLE, _USUAL_PATIENCE = "HOROVOD_ELASTIC_TIMEOUT", "600"  # seconds
 _BEATING, _BEAT = "hvd_sparse_beats", 3.0  # seconds
+JOINING = 120.0  # seconds that ranks which train wait for one that is new
 _handling = 0
 _asking = threading.Event()  # set while the driver is asked, when nothing is trained
 

@@ -52,6 +52,7 @@ __all__ = [
     "node",
     "nodes_are_given",
     "rank",
+    "restart",
     "shutdown",
     "size",
     "world",
@@ -61,9 +62,9 @@ __all__ = [
 _grid: Grid | None = None
 _given = False  # whether the nodes are those of `local_size`
 _nodes: dict[tuple[int, ...], Communicator] = {}
+_asked: tuple[Any, int | None] = (None, None)  # the process sets and the `local_size` of the last `init`
 _starts = 0  # of Horovod, by `init`: the same on every rank, unless ranks come and go
 _start_name = "0"  # of the last one, among scopes of the launcher's store: the same on every rank
-_JOINING = 120.0  # seconds that ranks which train wait for one that is new
 _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
 _log = logging.getLogger(__name__)
 _Gather = Callable[[Communicator, Any, str], list[Any]]
@@ -93,6 +94,8 @@ def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_si
         RuntimeError: on every rank, if Horovod was started for other nodes than these; or if a rank does not call
             `init` within HVD_SPARSE_START_TIMEOUT seconds (600 by default), or cannot be reached.
     """
+    global _asked
+    _asked = (process_sets, local_size)
     eagerly(lambda: _init(comm, process_sets, local_size))
 
 
@@ -124,7 +127,7 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     _require_everyone(places, starts)
     process_sets.require_same([place["process_sets"] for place in places])
     rows = _rows(places)
-    _require_gpus(places)
+    devices.require_enough(places)
     _given = places[0]["local_size"] is not None
     _grid = Grid(
         world_communicator,
@@ -187,7 +190,7 @@ def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, A
         if again:
             membership.renew()
         try:
-            places = _places_ahead(place, _JOINING if again else math.inf)
+            places = _places_ahead(place, membership.JOINING if again else math.inf)
             _start_name = places[0]["start"] if places else str(_starts)
             with membership.started_again() if again else contextlib.nullcontext():
                 _start_horovod(place, places, own)
@@ -205,8 +208,8 @@ def _start_horovod(place: dict[str, Any], places: list[dict[str, Any]] | None, o
         os.environ.setdefault(DYNAMIC_VARIABLE, "1")
         process_sets.start([])
         return
-    count = sum(map(len, rows))
-    groups = {tuple(group) for group in [*rows, *nodes.columns(rows)] if 1 < len(group) < count}
+    count, every_group = sum(map(len, rows)), [*rows, *nodes.columns(rows)]
+    groups = {tuple(group) for group in every_group if 1 < len(group) < count}
     process_sets.start([each for each in own if process_sets.can_be(each, count)], groups)
 
 
@@ -276,12 +279,6 @@ def _require_everyone(places: Sequence[dict[str, Any]], started: bool) -> None:
     )
 
 
-def _require_gpus(places: Sequence[dict[str, Any]]) -> None:
-    fault = devices.fault(places)
-    if fault:
-        raise ValueError(fault)
-
-
 def shutdown() -> None:
     """Stops Horovod; `init` may start it again."""
     global _grid
@@ -290,6 +287,12 @@ def shutdown() -> None:
     lost.stop()
     _forget()
     _horovod.shutdown()
+
+
+def restart() -> None:
+    """Stops Horovod, and starts it as the last `init` did, with the ranks that there are now."""
+    shutdown()
+    init(None, *_asked)
 
 
 def is_initialized() -> bool:

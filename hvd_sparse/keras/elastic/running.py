@@ -70,8 +70,7 @@ def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
 
 def _change(state: Any) -> None:
     """Starts Horovod again with the ranks that there are now."""
-    topology.shutdown()
-    topology.init()
+    topology.restart()
     _begin_again(state)
     if hasattr(state, "meet"):
         state.meet()
