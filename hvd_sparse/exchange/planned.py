@@ -20,6 +20,7 @@ from hvd_sparse.optimizers.variables import given_names
 from hvd_sparse.spec import LocalOptimizer, Momentum, Rate, describe
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.joining import forbid_join
+from hvd_sparse.transport.launcher_store import is_elastic
 
 _REMEDY = (
     "Every rank must build the same model and pass the same recipe; look for a branch or a random choice that depends "
@@ -173,6 +174,8 @@ class PlannedExchange:
         self._retired.assign(True)
 
     def _refuse_if_retired(self) -> list[tf.Operation]:
+        if not is_elastic():  # elsewhere ranks never change
+            return []
         refused = tf.debugging.Assert(tf.logical_not(self._retired), [_RETIRED])
         return [] if refused is None else [refused]
 
