@@ -190,11 +190,13 @@ class TensorFlowKerasState(ObjectState):
         joined = f"{len(meeting.joined)} joined" if meeting.joined else ""
         changes = ", ".join(each for each in (gone, joined) if each) or "nothing has changed"
         waiting = sum(each.size for each in self._handed.values())
+        unknown = sum(each.unknown() for each in self._handed.values())
+        afresh = f", and {unknown} elements of slots that no rank has begin at zero" if unknown else ""
         set_rates = ", ".join(f"{rates.learning_rate(each):g}" for each in self._optimizers())
         return (
             f"the ranks have changed from {meeting.before} to {topology.size()} ({changes}); training goes on from "
             f"commit {self._number}, with the learning rate {set_rates}; the sum of the residuals' absolute values, "
-            f"before scaling by {topology.size()}/{meeting.before}, is {waiting:g}."
+            f"before scaling by {topology.size()}/{meeting.before}, is {waiting:g}{afresh}."
         )
 
 
