@@ -16,7 +16,7 @@ def test_a_rank_that_fails_before_init_is_named_and_an_error_on_the_others(tmp_p
         assert job.wait(range(4), LIMIT) == [1] * 4, job.outputs()
         for rank in (0, 2, 3):
             end = job.end(rank)
-            assert end["error"] == "RuntimeError" and end["finally"], end
+            assert end["error"] == "RanksMissingError" and end["finally"], end
             assert end["text"].startswith("Rank 1 of 4 did not call hvd.init within 40 s of the others"), end
         named = [rank for rank in range(4) if "waiting for rank 1 of 4 to call hvd.init" in job.output(rank)]
         assert named == [0]
