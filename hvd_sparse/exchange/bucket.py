@@ -108,6 +108,10 @@ class BucketExchange:
         """What this rank has of each slot that is kept here, see `Slots.part`; no collective."""
         return {name: part for slots in slots_of(self.state) for name, part in slots.part().items()}
 
+    def slot_begins(self) -> dict[str, float]:
+        """The initial values of the slots that are kept here, by name; see `Slots.begins`."""
+        return {name: value for slots in slots_of(self.state) for name, value in slots.begins.items()}
+
     def gather_slots(self) -> dict[str, dict[str, np.ndarray]]:
         """The mean over all nodes of each slot that is kept here, by variable; {} if none is. A collective."""
         found: dict[str, dict[str, np.ndarray]] = {}

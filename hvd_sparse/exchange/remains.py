@@ -7,7 +7,7 @@ afterwards: what only the dead rank had is missing from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,13 +48,20 @@ class Remains(NamedTuple):
         return ResidualSum(shapes, residuals, self.about["step"], counters, unit, self._of(_VELOCITY))
 
     def slots(self) -> dict[str, dict[str, np.ndarray]]:
-        """The mean over nodes of each slot, by slot name and variable name; 0 where no rank knows it."""
+        """The mean over nodes of each slot, by slot name and variable name; where no rank knows it, how it begins."""
         found = {}
         for slot in self.about["slots"]:
             known = self._of(f"{_KNOWN} {slot}")
-            values = self._of(f"{_SLOT} {slot}")
-            found[slot] = {name: value / np.maximum(known[name], 1) for name, value in values.items()}
+            begin = np.float32(self.about["begins"].get(slot, 0))
+            found[slot] = {
+                name: np.where(known[name] > 0, value / np.maximum(known[name], 1), begin)
+                for name, value in self._of(f"{_SLOT} {slot}").items()
+            }
         return found
+
+    def without_shared(self) -> Remains:
+        """Without what all ranks have, which only one of them may add."""
+        return self._replace(pieces={key: each for key, each in self.pieces.items() if not key.startswith(_VELOCITY)})
 
     def unknown(self) -> int:
         """The number of elements of slots that no rank knows."""
@@ -78,11 +85,13 @@ def of(exchange: PlannedExchange, first: bool) -> Remains:
     counters: dict[str, int] = {}
     pieces: Pieces = {}
     slots: dict[str, None] = {}
+    begins: dict[str, float] = {}
     for bucket in exchange.buckets:
         counters |= {name: int(counter) for name, counter in bucket.counters().items()}
         kinds = {_RESIDUAL: bucket.own_residual()}
         velocities = bucket.outer_velocities()
         kinds[_VELOCITY] = {name: each * np.float32(first) for name, each in velocities.items()}
+        begins |= bucket.slot_begins()
         for slot, (values, known) in bucket.own_slots().items():
             slots[slot] = None
             kinds |= {f"{_SLOT} {slot}": values, f"{_KNOWN} {slot}": known}
@@ -95,8 +104,17 @@ def of(exchange: PlannedExchange, first: bool) -> Remains:
         "ranks": exchange.grid.world.size,
         "variables": [[name, list(shape)] for name, shape in shapes.items()],
         "slots": list(slots),
+        "begins": begins,
     }
     return Remains(about, pieces)
+
+
+def sum_of(parts: Sequence[Remains]) -> Remains:
+    """What several ranks have together; at least one."""
+    pieces: Pieces = {}
+    for part in parts:
+        pieces |= {key: pieces[key] + each if key in pieces else each for key, each in part.pieces.items()}
+    return parts[0]._replace(pieces=pieces)
 
 
 def added_up(own: Remains | None, about: Mapping[str, Any], world: Communicator, name: str) -> Remains:

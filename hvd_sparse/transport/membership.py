@@ -36,6 +36,7 @@ __all__ = [
     "handled",
     "is_elastic",
     "is_handled",
+    "leaving",
     "listening",
     "renew",
     "started_again",
@@ -104,12 +105,21 @@ def started_again() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(state: Any) -> Iterator[None]:
-    """Context in which the driver's notices reach a state (`on_hosts_updated`), and SIGTERM does (`leave`).
+    """Context in which the driver's notices reach a state (`on_hosts_updated`)."""
+    notification_manager.init()
+    notification_manager.register_listener(state)
+    try:
+        yield
+    finally:
+        notification_manager.remove_listener(state)
+
+
+@contextlib.contextmanager
+def leaving(state: Any) -> Iterator[None]:
+    """Context in which SIGTERM reaches a state (`leave`).
 
     A script that handles SIGTERM itself goes on doing so. While this process waits for its place, SIGTERM ends it.
     """
-    notification_manager.init()
-    notification_manager.register_listener(state)
 
     def leave(number: int, frame: Any) -> None:
         if _asking.is_set():
@@ -128,7 +138,6 @@ def listening(state: Any) -> Iterator[None]:
     finally:
         if handles:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        notification_manager.remove_listener(state)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds that each step takes longer")
+    parser.add_argument("--backup-dir", help="where commits are written when all ranks end")
     parser.add_argument("--tape", action="store_true", help="train in a loop of one's own, by a tape")
     parser.add_argument("--fault", choices=["nan"], help="a fault of the script's own, in its tenth step")
     options = parser.parse_args()
@@ -87,7 +88,7 @@ def train(options: argparse.Namespace, say) -> None:
             verbose=0,
         )
 
-    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0, backup_dir=options.backup_dir)
     state.register_reset_callbacks([lambda: say(event="reset", rank=hvd.rank(), size=hvd.size())])
     fit(state)
     weights = b"".join(each.tobytes() for each in model.get_weights())

@@ -4,10 +4,11 @@
 for a model and its exchanges; `callbacks` those of `fit`. See docs/elastic.md.
 """
 
+from hvd_sparse.keras.elastic.base import State
 from hvd_sparse.keras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from hvd_sparse.keras.elastic.model_states import KerasState, TensorFlowKerasState
 from hvd_sparse.keras.elastic.running import run
-from hvd_sparse.keras.elastic.states import ObjectState, State, TensorFlowState
+from hvd_sparse.keras.elastic.states import ObjectState, TensorFlowState
 from hvd_sparse.transport.membership import HorovodInternalError
 
 __all__ = [

@@ -15,13 +15,18 @@ from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.exchange.remains import Remains
 from hvd_sparse.keras import broadcasting, consolidation, own_state
+from hvd_sparse.keras.broadcasting import places_in
 from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.checkpoint import plain
-from hvd_sparse.keras.elastic.states import Meeting, ObjectState, assign, copies
+from hvd_sparse.keras.elastic.copied import assign, copies, described, numbered, paired, require_same, storable
+from hvd_sparse.keras.elastic.meetings import Meeting
+from hvd_sparse.keras.elastic.states import ObjectState
 from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.keras.ownership import MEAN, OwnKind, own_of
 from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.optimizers import attached, slots
+from hvd_sparse.optimizers.variables import resource
+from hvd_sparse.storage.archives import Archive
 from hvd_sparse.transport import first_rank, topology
 
 _log = logging.getLogger(__name__)
@@ -70,7 +75,8 @@ class TensorFlowKerasState(ObjectState):
         model: built and compiled, on every rank.
         optimizer: the distributed optimizer, if the model is not compiled with it.
         backend: has no effect.
-        **kwargs: attributes and their values, such as `batch=0, epoch=0`.
+        **kwargs: attributes and their values, such as `batch=0, epoch=0`, and `backup_dir` and `backup_seconds`, as for
+            `ObjectState`.
 
     Raises:
         ValueError: if the model is not built, or has an optimizer that has its own way to come back: sharded servers
@@ -164,7 +170,7 @@ class TensorFlowKerasState(ObjectState):
                 each.variable.assign(mean)
 
     def _taken(self) -> dict[str, Any]:
-        held = [*self.model.variables, *(each for one in self._optimizers() for each in one.variables)]
+        held = self._held()
         exchanges = {}
         for place, exchange in self.exchanges().items():
             planned = exchange.planned if exchange.has_begun else None
@@ -176,8 +182,58 @@ class TensorFlowKerasState(ObjectState):
         super()._give(taken)
         assign(taken["variables"])
 
+    def _packed(self, taken: dict[str, Any], whole: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        manifest, arrays = super()._packed(taken, whole)
+        values = {id(resource(variable)): value for variable, value in taken["variables"]}
+        for name, each in own_of(self._trained).items():
+            value = values.get(id(resource(each.variable)))  # Keras does not count all among its variables
+            arrays[f"own {name}"] = plain(each.variable) if value is None else storable(value)
+        if manifest["whole"]:
+            manifest["variables"] = self._described()
+            manifest["built"] = {place: places_in(self.model, each) for place, each in self._placed().items()}
+            arrays |= numbered(taken["variables"])
+        exchanges = {}
+        for place, kept in taken["exchanges"].items():
+            found = kept.remains(first=True, handed=kept.handed is not None)
+            if found is not None:
+                exchanges[place] = {"about": remains.described(found), "handed": kept.handed is not None}
+                arrays |= {f"{place} {key}": piece for key, piece in found.pieces.items()}
+        return {**manifest, "exchanges": exchanges}, arrays
+
+    def _unpacked(self, parts: Mapping[int, Archive], own: Archive | None) -> dict[str, Any]:
+        whole = own if topology.rank() == 0 else None
+        self._build(whole)
+        require_same(None if whole is None else whole.manifest["variables"], self._described())
+        variables = [] if whole is None else paired(self._held(), whole)
+        if own is not None:
+            here = {name: each for name, each in own_of(self._trained).items() if each.kind is not OwnKind.AHEAD}
+            saved = {name: own.arrays.get(f"own {name}") for name in here}
+            variables += [(here[name].variable, value) for name, value in saved.items() if value is not None]
+        exchanges = {place: Kept(None, {}, _remains_of(place, parts)) for place in self.exchanges()}
+        return {**super()._unpacked(parts, own), "variables": variables, "exchanges": exchanges}
+
+    def _build(self, whole: Archive | None) -> None:
+        """Builds the optimizers that were built when a backup was written; a collective."""
+        told = topology.world().gather_descriptions(None if whole is None else whole.manifest["built"], "elastic.built")
+        for place, each in self._placed().items():
+            places = told[0].get(place)
+            if places is not None and not each.built:
+                each.build([self.model.trainable_variables[number] for number in places])
+
+    def _held(self) -> list[Any]:
+        """The variables that a commit copies."""
+        return [*self.model.variables, *(each for one in self._optimizers() for each in one.variables)]
+
+    def _described(self) -> list[list[Any]]:
+        """Names and shapes of what `_held` returns."""
+        return [each for one in (self.model, *self._optimizers()) for each in described(one.variables)]
+
+    def _placed(self) -> dict[str, keras.optimizers.Optimizer]:
+        """The optimizers, by where these are."""
+        return optimizers_of(self._trained)
+
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
-        return list(optimizers_of(self._trained).values())
+        return list(self._placed().values())
 
     def exchanges(self) -> dict[str, GradientExchange]:
         """The exchanges of the optimizers, by where these are."""
@@ -191,12 +247,17 @@ class TensorFlowKerasState(ObjectState):
         changes = ", ".join(each for each in (gone, joined) if each) or "nothing has changed"
         waiting = sum(each.size for each in self._handed.values())
         unknown = sum(each.unknown() for each in self._handed.values())
-        afresh = f", and {unknown} elements of slots that no rank has begin at zero" if unknown else ""
+        afresh = f", and {unknown} elements of slots that no rank has begin anew" if unknown else ""
         set_rates = ", ".join(f"{rates.learning_rate(each):g}" for each in self._optimizers())
-        return (
+        begun = (
             f"the ranks have changed from {meeting.before} to {topology.size()} ({changes}); training goes on from "
-            f"commit {self._number}, with the learning rate {set_rates}; the sum of the residuals' absolute values, "
-            f"before scaling by {topology.size()}/{meeting.before}, is {waiting:g}{afresh}."
+            f"commit {self._number},"
+        )
+        if meeting.source:
+            begun = "the job goes on"
+        return (
+            f"{begun} with the learning rate {set_rates}; the sum of the residuals' absolute values, before scaling by "
+            f"{topology.size()}/{meeting.before}, is {waiting:g}{afresh}."
         )
 
 
@@ -211,6 +272,34 @@ class KerasState(TensorFlowKerasState):
 
     def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any):
         super().__init__(model, optimizer, **kwargs)
+
+
+def _remains_of(place: str, parts: Mapping[int, Archive]) -> Remains | None:
+    """What all ranks had together of an exchange, by a backup; a collective.
+
+    Args:
+        place: where the exchange's optimizer is.
+        parts: the files that this rank has read, by the ranks that wrote them.
+    """
+    world = topology.world()
+    about = {rank: part.manifest["exchanges"].get(place) for rank, part in parts.items()}
+    told = {rank: each for rank, each in about.items() if each is not None}
+    gathered = world.gather_descriptions(told, f"elastic.{place}.told")
+    everyone = {int(rank): each for found in gathered for rank, each in found.items()}
+    if not everyone:
+        return None
+    # One that had handed over has what all had; otherwise the first adds what all share, and each its own.
+    complete = [rank for rank, each in everyone.items() if each["handed"]]
+    counted = [min(complete)] if complete else sorted(everyone)
+    about = everyone[counted[0]]["about"]
+    own = [_remains_in(place, parts[rank], rank == counted[0]) for rank in told if rank in counted]
+    return remains.added_up(remains.sum_of(own) if own else None, about, world, f"elastic.{place}")
+
+
+def _remains_in(place: str, part: Archive, first: bool) -> Remains:
+    about = part.manifest["exchanges"][place]["about"]
+    found = Remains(about, {key: part.arrays[f"{place} {key}"] for key, _ in about["pieces"]})
+    return found if first else found.without_shared()
 
 
 class _Pair:

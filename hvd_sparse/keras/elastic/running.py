@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from hvd_sparse.exchange import naming
-from hvd_sparse.keras.elastic.states import LEFT
+from hvd_sparse.keras.elastic.base import LEFT
 from hvd_sparse.transport import first_rank, lost, membership, topology
 from hvd_sparse.transport.launcher_store import RanksMissingError
 from hvd_sparse.transport.membership import HorovodInternalError, HostsUpdatedInterrupt
@@ -25,7 +26,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     function's own are raised as they are. A process that gets SIGTERM, as before its host is taken away, leaves at the
     next commit (`state.leave`), unless the script handles that signal.
 
-    Without an elastic launcher the function is called once, and the loss of a rank is an error.
+    Without an elastic launcher the function is called once, and the loss of a rank is an error; with `backup_dir`
+    SIGTERM to any rank makes all write the next commit there, and end.
 
     Args:
         func: called as func(state, *args, **kwargs); it goes on where the state says.
@@ -39,11 +41,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-        if not membership.is_elastic():
-            state.sync()
-            return func(state, *args, **kwargs)
-        with membership.listening(state), membership.handled():
-            return _run(func, state, args, kwargs)
+        if membership.is_elastic():
+            with membership.listening(state), membership.leaving(state), membership.handled():
+                result = _run(func, state, args, kwargs)
+        else:
+            with membership.leaving(state) if getattr(state, "backups", None) else contextlib.nullcontext():
+                state.sync()
+                result = func(state, *args, **kwargs)
+        if hasattr(state, "finish"):
+            state.finish()
+        return result
 
     return wrapper
 
@@ -70,7 +77,15 @@ def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
 
 def _change(state: Any) -> None:
     """Starts Horovod again with the ranks that there are now."""
-    topology.restart()
+    if getattr(state, "backups", None) is not None:
+        state.backups.release()  # rank 0 may be another process then
+    try:
+        topology.restart()
+    except BaseException as error:
+        removed = isinstance(error, SystemExit) and not error.code  # then it has handed over
+        if not removed and not _is_loss(error) and hasattr(state, "back_up_alone"):
+            state.back_up_alone()
+        raise
     _begin_again(state)
     if hasattr(state, "meet"):
         state.meet()
@@ -108,7 +123,7 @@ def _restore(state: Any, error: Exception) -> None:
     state.restore()
 
 
-def _is_loss(error: Exception) -> bool:
+def _is_loss(error: BaseException) -> bool:
     return isinstance(error, HorovodInternalError | RanksMissingError) or lost.is_related(error)
 
 

@@ -3,144 +3,56 @@
 from __future__ import annotations
 
 import copy
+import os
 import secrets
-import signal
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.horovod_api.objects import broadcast_object
+from hvd_sparse.horovod_api import encoding
 from hvd_sparse.horovod_api.variables import broadcast_variables
+from hvd_sparse.keras.elastic import backups
+from hvd_sparse.keras.elastic.backed_up import BackedUpState
+from hvd_sparse.keras.elastic.backups import Backups
+from hvd_sparse.keras.elastic.base import State
+from hvd_sparse.keras.elastic.copied import assign, copies, described, numbered, paired, require_same
+from hvd_sparse.keras.elastic.meetings import Meeting, Member
 from hvd_sparse.optimizers.variables import resource
+from hvd_sparse.storage.archives import Archive
 from hvd_sparse.transport import host_names, topology
-from hvd_sparse.transport.membership import HorovodObjectState, HorovodState, HostsUpdatedInterrupt
-
-LEFT = 128 + signal.SIGTERM  # the exit status of a process that leaves; 0 would end the job
+from hvd_sparse.transport.membership import HorovodObjectState, HostsUpdatedInterrupt
 
 
-class State(HorovodState):
-    """The base class of states, with Horovod's methods; `hvd.elastic.run` calls them.
-
-    Args:
-        bcast_object: gives all ranks an object of one; the default is `hvd.broadcast_object`.
-        get_rank: returns this rank; the default is `hvd.rank`.
-    """
-
-    def __init__(
-        self,
-        bcast_object: Callable[..., Any] | None = None,
-        get_rank: Callable[[], int] | None = None,
-    ):
-        self._notices = 0  # of the driver: written by its listener's thread, read by the main thread
-        self._heeded = 0
-        self.reset_callbacks: list[Callable[[], None]] = []
-        self._broadcast = bcast_object or broadcast_object
-        self.leaves = False  # set by `leave`, also by other threads and by signals
-        super().__init__(self._broadcast, get_rank or topology.rank)
-
-    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Called by the driver's listener, on its own thread."""
-        self._notices += 1
-
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Adds functions that are called, without arguments, when the ranks have changed."""
-        self.reset_callbacks.extend(callbacks)
-
-    def leave(self) -> None:
-        """Notes that this host will be gone soon; call it at any time, from any thread, on any rank.
-
-        At the next commit all ranks hand over what they have, and this process ends, with status 143; the others go on.
-        `hvd.elastic.run` calls it when this process gets SIGTERM.
-        """
-        self.leaves = True
-
-    def on_reset(self) -> None:
-        """Called when the ranks have changed, before `sync`: runs `reset` and the registered callbacks."""
-        self.reset()
-        for callback in self.reset_callbacks:
-            callback()
-
-    def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if any has heard that hosts come or go; a collective of 8 bytes.
-
-        Raises SystemExit, with status 143, if all ranks are to leave.
-        """
-        notices = self._notices
-        own = tf.constant([notices > self._heeded, self.leaves], tf.int32)
-        fresh, leaving = topology.world().allreduce(own, "sum", "elastic.notices").numpy()
-        if leaving == topology.size():
-            raise SystemExit(LEFT)
-        if fresh or leaving:
-            self._heeded = notices
-            raise HostsUpdatedInterrupt(False)
-
-    def exchanges(self) -> dict[str, GradientExchange]:
-        """The exchanges that this state hands over."""
-        return {}
-
-    def hand_over(self) -> None:
-        """Called before a planned change, while all ranks are still connected."""
-
-    def meet(self) -> None:
-        """Called when the ranks have changed, before `on_reset`: goes back to a commit that all have."""
-
-
-class Member(NamedTuple):
-    """What ranks tell each other when they meet; JSON-serializable.
-
-    Attributes:
-        process: identifies the process.
-        host: the name of its host.
-        commits: the numbers of the commits that it still has and that were made together with others, ascending.
-    """
-
-    process: str
-    host: str
-    commits: list[int]
-
-
-class Meeting(NamedTuple):
-    """What ranks know of each other after a change.
-
-    Attributes:
-        root: the first rank that was there before, from which new ones get everything; 0 at the start.
-        before: the number of ranks before; 0 at the start.
-        joined: the ranks that are new.
-        gone: the ranks that are no longer there, by their former numbers, with their hosts.
-        ranks: the process and the host of each rank.
-    """
-
-    root: int
-    before: int
-    joined: list[int]
-    gone: dict[int, str]
-    ranks: list[tuple[str, str]]
-
-    @property
-    def is_start(self) -> bool:
-        """Whether no rank was there before."""
-        return self.before == 0
-
-
-class ObjectState(HorovodObjectState, State):
+class ObjectState(HorovodObjectState, BackedUpState):
     """Python objects, as attributes: numbers, strings, arrays, and lists and dictionaries of them.
+
+    With `backup_dir` commits are also written there, for the day on which no rank is left; the next job goes on from
+    the last of them, with any number of ranks. They are removed when the function that trains has returned.
 
     Args:
         bcast_object: as for `State`.
         get_rank: as for `State`.
+        backup_dir: a directory that all hosts share, and no other job uses.
+        backup_seconds: how often a commit is written there while training goes on. Commits are also written when all
+            ranks get SIGTERM, and by ranks that cannot go on because the others are lost.
         **kwargs: attributes and their values.
+
+    Raises:
+        ValueError: if `backup_seconds` is not positive; by `sync`, on every rank, if a backup is of another model.
+        OSError: by `sync`, on every rank, if another job uses the directory, or if it cannot be read.
     """
 
     def __init__(
         self,
         bcast_object: Callable[..., Any] | None = None,
         get_rank: Callable[[], int] | None = None,
+        backup_dir: str | os.PathLike | None = None,
+        backup_seconds: float = 300.0,
         **kwargs: Any,
     ):
         State.__init__(self, bcast_object, get_rank)
+        self.backups = None if backup_dir is None else Backups(backup_dir, backup_seconds)
         self._names = list(kwargs)
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -166,11 +78,13 @@ class ObjectState(HorovodObjectState, State):
         """
         self.save()
         try:
-            self.check_host_updates()
-        except HostsUpdatedInterrupt:
+            all_write = self._check(self.backups is not None and self.backups.is_due())
+        except (HostsUpdatedInterrupt, SystemExit):
             self._commits = {self._number: self._commits[self._number]}
             raise
         self._commits = {self._number: self._commits[self._number]}
+        if all_write and self.backups is not None:
+            self.backups.write_beside(self._file(backups.whole), *self._packed(self._commits[self._number]))
 
     def restore(self) -> None:
         """Goes back to the last commit."""
@@ -199,6 +113,9 @@ class ObjectState(HorovodObjectState, State):
         """Gives all ranks everything of the first rank that was there before; a collective."""
         if self._meeting is None:
             self.meet()
+        if self.backups is not None:
+            self._claim(self._meeting)
+            self._resume(self._meeting)
         meeting, self._meeting = self._meeting, None
         assert meeting is not None
         self._share(meeting)
@@ -221,6 +138,18 @@ class ObjectState(HorovodObjectState, State):
         """Restores what `_taken` has copied."""
         for name, value in taken["objects"].items():
             setattr(self, name, copy.deepcopy(value))
+
+    def _packed(self, taken: dict[str, Any], whole: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        is_first = taken["ranks"][0][0] == self._process
+        objects = np.frombuffer(encoding.encode(taken["objects"]), np.uint8)
+        manifest = {"ranks": taken["ranks"], "whole": whole or is_first}
+        return manifest, {"objects": objects} if manifest["whole"] else {}
+
+    def _unpacked(self, parts: Mapping[int, Archive], own: Archive | None) -> dict[str, Any]:
+        objects = {}
+        if own is not None and topology.rank() == 0:
+            objects = encoding.decode(own.arrays["objects"].tobytes())
+        return {"objects": objects, "ranks": []}
 
 
 class TensorFlowState(ObjectState):
@@ -254,16 +183,16 @@ class TensorFlowState(ObjectState):
         super()._give(taken)
         assign(taken["variables"])
 
+    def _packed(self, taken: dict[str, Any], whole: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        manifest, arrays = super()._packed(taken, whole)
+        if manifest["whole"]:
+            manifest["variables"] = described(self.variables)
+            arrays |= numbered(taken["variables"])
+        return manifest, arrays
 
-Copies = list[tuple[Any, np.ndarray]]
-
-
-def copies(variables: Iterable[Any]) -> Copies:
-    """Each variable with a copy of its value in host memory."""
-    return [(each, tf.convert_to_tensor(resource(each)).numpy()) for each in variables]
-
-
-def assign(copied: Copies) -> None:
-    """Assigns copies to their variables."""
-    for variable, value in copied:
-        resource(variable).assign(value)
+    def _unpacked(self, parts: Mapping[int, Archive], own: Archive | None) -> dict[str, Any]:
+        whole = own if topology.rank() == 0 else None
+        found = [] if whole is None else whole.manifest["variables"]
+        require_same(found if whole is not None else None, described(self.variables))
+        variables = [] if whole is None else paired(self.variables, whole)
+        return {**super()._unpacked(parts, own), "variables": variables}

@@ -1,8 +1,4 @@
-"""Ranks that come and go, as threads: nothing is lost at a planned change, and only the dead ranks' part at a death.
-
-Gradients are integers that depend on the rank and the step, so the sum of all that was applied and all that waits is
-known to the bit.
-"""
+"""Ranks that come and go, as threads: nothing is lost at a planned change, and only the dead ranks' part at a death."""
 
 import keras
 import numpy as np
@@ -14,20 +10,8 @@ from hvd_sparse.exchange import remains, sender_side
 from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.optimizers import slots, without_slots
 from tests.grid import world
+from tests.keras.elastic.ranks import AFTER, BEFORE, RECIPES, SIZE, Rank, means
 
-SIZE = 96
-BEFORE, AFTER = 4, 3  # steps
-RECIPES = {
-    "dense": hvd.recipes.dense,
-    "topk": lambda: hvd.recipes.topk(0.05),
-    "hitopk": lambda: hvd.recipes.hitopk(0.05),
-    "sparcml": lambda: hvd.recipes.sparcml(0.05, collective="dynamic"),
-    "updates": lambda: hvd.recipes.updates(hvd.recipes.hitopk(0.05)),
-    "recommended": lambda: hvd.recipes.recommended(0.05),
-    "blocks": lambda: hvd.recipes.blocks(4),
-    "dropping": lambda: hvd.recipes.dropping(0.05),
-    "schedule": lambda: hvd.recipes.schedule([(0, hvd.recipes.hitopk(0.05)), (1, hvd.recipes.topk(0.02))]),
-}
 # Ranks and ranks of each node before; the ranks that stay, the number that joins, and the ranks of each node after.
 CHANGES = {
     "one of four leaves a node": ((4, 2), [0, 1, 2], 1, 2),
@@ -38,44 +22,6 @@ CHANGES = {
     "ranks join": ((1, 1), [0], 3, 2),
     "nothing": ((4, 2), [0, 1, 2, 3], 0, 2),
 }
-
-
-def gradient(rank: int, step: int) -> np.ndarray:
-    return np.random.default_rng([rank, step]).integers(-8, 9, SIZE).astype("f4") * 48
-
-
-class Rank:
-    """A rank's model and state; steps are eager."""
-
-    def __init__(self, recipe, optimizer=lambda: keras.optimizers.SGD(1.0)):
-        self.model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1, use_bias=False)])
-        self.model.compile(hvd.DistributedOptimizer(optimizer(), aggregator=recipe()), "mse")
-        self.state = hvd.elastic.KerasState(self.model, step=0, sizes=[])
-        self.state.register_reset_callbacks([lambda: None])  # leaves the learning rate alone
-        self.beginning = self.weights
-
-    @property
-    def weights(self) -> np.ndarray:
-        return self.model.get_weights()[0][:, 0].copy()
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            own = gradient(hvd.rank(), self.state.step)
-            self.model.optimizer.set_epoch(self.state.step // 3)
-            self.model.optimizer.apply_gradients([(tf.constant(own[:, None]), self.model.trainable_variables[0])])
-            self.state.step += 1
-            self.state.sizes = [*self.state.sizes, hvd.size()]
-            self.state.commit()
-
-    def waiting(self) -> np.ndarray:
-        """The sum of all ranks' residuals; a collective."""
-        (found,) = exchange_of(self.model.optimizer).residual_sum().residuals.values() or [np.zeros(SIZE)]
-        return np.ravel(found)
-
-    def own_waiting(self) -> np.ndarray:
-        planned = exchange_of(self.model.optimizer).planned
-        found = [each for key, each in remains.of(planned, False).pieces.items() if key.startswith("residual")]
-        return np.ravel(found[0]) if found else np.zeros(SIZE, "f4")
 
 
 def before(recipe, grid, planned, **options):
@@ -136,13 +82,10 @@ def test_what_was_applied_and_what_waits_add_up(name, planned, change):
     weights, waiting, sizes, steps = found[0]
     assert steps == BEFORE + AFTER and sizes == [grid[0]] * BEFORE + [len(found)] * AFTER
     assert all((each[0] == weights).all() for each in found)
-    means = sum(
-        np.mean([gradient(rank, step) for rank in range(size)], axis=0, dtype="f8") for step, size in enumerate(sizes)
-    )
     lost = [] if planned else [each.lost for rank, each in enumerate(ranks) if rank not in stay]
     missing = np.sum(lost, axis=0) / grid[0] if lost else 0
     np.testing.assert_allclose(
-        weights.astype("f8") - waiting / len(found), beginning.astype("f8") - means + missing, atol=2e-4
+        weights.astype("f8") - waiting / len(found), beginning.astype("f8") - means(sizes) + missing, atol=2e-4
     )
     assert name == "dense" or planned or len(stay) == grid[0] or np.abs(missing).max() > 1
 
@@ -165,10 +108,7 @@ def test_a_death_while_ranks_hand_over_counts_nothing_twice(unfinished):
         return rank.weights, rank.waiting(), rank.state.sizes
 
     weights, waiting, sizes = after(ranks, [0, 1, 2], 0, 1, recipe, then)[0]
-    means = sum(
-        np.mean([gradient(rank, step) for rank in range(size)], axis=0, dtype="f8") for step, size in enumerate(sizes)
-    )
-    expected = ranks[0].beginning - means + ranks[3].lost / 4
+    expected = ranks[0].beginning - means(sizes) + ranks[3].lost / 4
     np.testing.assert_allclose(weights.astype("f8") - waiting / 3, expected, atol=2e-4)
 
 
@@ -197,6 +137,19 @@ def test_of_a_dead_rank_the_slots_are_those_of_the_same_place_on_other_nodes():
             first = [np.ravel(pieces[f"slot {slot} 0"])[:half] for pieces in (own[0], own[2])]
             np.testing.assert_allclose(value[:half], np.mean(first, axis=0), rtol=1e-6)
             np.testing.assert_array_equal(value[half:], np.ravel(own[1][f"slot {slot} 0"])[half:])
+
+
+def test_slots_that_no_rank_has_begin_as_the_optimizers_do():
+    recipe, options = (
+        lambda: hvd.recipes.updates(RECIPES["hitopk"]()),
+        {"optimizer": lambda: keras.optimizers.Adagrad(0.01, initial_accumulator_value=0.3)},
+    )
+    ranks = before(recipe, (4, 2), False, **options)
+    half = SIZE // 2
+    for each in after(ranks, [0, 2], 0, 1, recipe, gathered, **options):  # each node's second half is lost
+        (accumulated,) = each.values()
+        assert (accumulated[:half] > 0.3).any()
+        np.testing.assert_array_equal(accumulated[half:], np.float32(0.3))
 
 
 def test_pieces_add_up_to_what_collectives_gather():
