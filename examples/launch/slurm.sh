@@ -6,6 +6,9 @@
 #
 # --launcher horovodrun (Gloo) connects the nodes over ssh, which the cluster must allow inside a job; --launcher srun
 # needs no ssh, but Horovod built with an MPI that supports Slurm's PMI (srun --mpi=list lists the available ones).
+#
+# --signal TERM@60, with srun, tells ranks 60 s before the time limit. A script whose elastic state has a backup_dir then
+# writes it and ends with status 143; the job is queued again, and goes on (docs/elastic.md).
 #SBATCH --job-name=hvd_sparse
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -17,12 +20,12 @@ HVD_SPARSE_LAUNCH=${HVD_SPARSE_LAUNCH:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && 
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$HVD_SPARSE_LAUNCH/common.sh"
 
-VALUES+=([--nodes]=2 [--slots-per-host]=8 [--launcher]=horovodrun [--mpi]=pmix [--partition]="" [--time]="" [--gpus-per-node]="")
+VALUES+=([--nodes]=2 [--slots-per-host]=8 [--launcher]=horovodrun [--mpi]=pmix [--partition]="" [--time]="" [--gpus-per-node]="" [--signal]="")
 GIVEN=("$@")
 
 submit() {
     local arguments=(--nodes "${VALUES[--nodes]}" --ntasks-per-node "${VALUES[--slots-per-host]}") name
-    for name in --partition --time --gpus-per-node; do
+    for name in --partition --time --gpus-per-node --signal; do
         [[ -z ${VALUES[$name]} ]] || arguments+=("$name" "${VALUES[$name]}")
     done
     command -v sbatch >/dev/null || [[ -n $DRY_RUN ]] || fail "sbatch was not found: run this on a login node of the cluster."
@@ -62,13 +65,22 @@ start_srun() {
     [[ -z $INTERFACE ]] || set_variable OMPI_MCA_btl_tcp_if_include "$INTERFACE"
     describe_ranks
     run srun --mpi "${VALUES[--mpi]}" --nodes "${#HOST_NAMES[@]}" --ntasks "$NUM_PROC" \
-        --ntasks-per-node "${HOST_SLOTS[0]}" --cpu-bind none --kill-on-bad-exit "${COMMAND[@]}"
+        --ntasks-per-node "${HOST_SLOTS[0]}" --cpu-bind none --kill-on-bad-exit "${COMMAND[@]}" || queue_again "$?"
+}
+
+# 143 is the status of ranks that were told to end and have written what they had.
+queue_again() {
+    [[ $1 == 143 && -n ${VALUES[--signal]} ]] || exit "$1"
+    note "the ranks were told to end: job $SLURM_JOB_ID is queued again"
+    run scontrol requeue "$SLURM_JOB_ID"
 }
 
 parse_options "$@"
 [[ ${VALUES[--launcher]} =~ ^(srun|horovodrun)$ ]] || fail "--launcher must be srun or horovodrun, got ${VALUES[--launcher]}."
 [[ ${VALUES[--nodes]} =~ ^[1-9][0-9]*$ && ${VALUES[--slots-per-host]} =~ ^[1-9][0-9]*$ ]] \
     || fail "--nodes and --slots-per-host must be whole numbers, got ${VALUES[--nodes]} and ${VALUES[--slots-per-host]}."
+[[ -z ${VALUES[--signal]} || ${VALUES[--launcher]} == srun ]] \
+    || fail "--signal needs --launcher srun: ranks that are started over ssh get no signals of Slurm's."
 check_command
 if [[ -z ${SLURM_JOB_NODELIST:-} ]]; then
     submit

@@ -48,21 +48,29 @@ _BEATING, _BEAT = "hvd_sparse_beats", 3.0  # seconds
 JOINING = 120.0  # seconds that ranks which train wait for one that is new
 _handling = 0
 _asking = threading.Event()  # set while the driver is asked, when nothing is trained
+_leaving = threading.Event()  # set once this process is to end soon
+_SHORT_PATIENCE = 15.0  # seconds, of a process that is to end
 
 
 def renew() -> None:
     """Asks the driver for this process's new place, and writes it to the environment; waits until all have asked.
 
     Raises:
-        SystemExit: with status 0, if this host is no longer part of the job.
+        SystemExit: with status 0, if this host is no longer part of the job; with 143, if SIGTERM comes meanwhile, or
+            came before and there is no place within 15 s.
         OSError: if the driver is gone, or other ranks have not asked within HOROVOD_ELASTIC_TIMEOUT seconds.
     """
     store, beats = Store.of_job("rank_and_size"), Store.of_job("beats")
     assert store is not None and beats is not None  # elastic jobs have a driver, which is the store
     beats.put(_place(), None)  # an error in moments if the driver cannot be reached
     _asking.set()
+    patience = float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE)
     try:
-        answer = store.text(_place(), float(os.environ.get(_PATIENCE_VARIABLE) or _USUAL_PATIENCE))
+        answer = store.text(_place(), min(patience, _SHORT_PATIENCE) if _leaving.is_set() else patience)
+    except OSError:
+        if _leaving.is_set():
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
     finally:
         _asking.clear()
     numbers = [int(each) for each in answer.split(",")]
@@ -122,6 +130,7 @@ def leaving(state: Any) -> Iterator[None]:
     """
 
     def leave(number: int, frame: Any) -> None:
+        _leaving.set()
         if _asking.is_set():
             raise SystemExit(128 + number)
         state.leave()
@@ -136,6 +145,7 @@ def leaving(state: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        _leaving.clear()
         if handles:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

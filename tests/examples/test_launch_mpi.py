@@ -123,10 +123,33 @@ def test_srun_starts_ranks_with_mpi(programs):
     assert ["export", "HOROVOD_CONTROLLER=mpi"] in commands and command[-5:] == TRAIN_MPI
 
 
+@pytest.mark.parametrize("status, queued", [(143, True), (1, False), (0, False)])
+def test_a_job_that_was_told_to_end_is_queued_again(programs, tmp_path, status, queued):
+    noted = tmp_path / "noted"
+    scontrol = f'[ "$1" = requeue ] && echo "$2" > {noted} && exit; {SCONTROL}'
+    environment = {**programs(scontrol=scontrol, srun=f"exit {status}", python=WITH_MPI), **ALLOCATION}
+    ended = subprocess.run(
+        ["bash", FOLDER / "slurm.sh", "--launcher", "srun", "--signal", "TERM@60", "--", *TRAIN_MPI],
+        cwd=launch.ROOT,
+        env={**os.environ, **environment, "SLURM_JOB_ID": "17"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == (0 if queued else status), ended.stderr
+    assert noted.exists() == queued and (not queued or noted.read_text() == "17\n")
+
+
+def test_the_time_of_the_signal_is_handed_to_slurm():
+    arguments = ["--launcher", "srun", "--signal", "TERM@90"]
+    commands, _ = dry("slurm.sh", *arguments)
+    assert value(commands[-1], "--signal") == "TERM@90" and commands[-1].count("--signal") == 2
+
+
 @pytest.mark.parametrize(
     "arguments, allocation, reason",
     [
         (["--launcher", "ssh"], {}, "--launcher must be srun or horovodrun, got ssh"),
+        (["--signal", "TERM@60"], {}, "--signal needs --launcher srun"),
         (["--nodes", "0"], {}, "--nodes and --slots-per-host must be whole numbers"),
         ([], {**ALLOCATION, "SLURM_TASKS_PER_NODE": "many"}, "SLURM_TASKS_PER_NODE is many"),
         ([], {**ALLOCATION, "SLURM_TASKS_PER_NODE": "4,2"}, "unequal numbers of ranks (4 2)"),

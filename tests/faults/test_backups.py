@@ -62,17 +62,21 @@ def test_all_are_told_to_end_and_the_next_job_has_fewer_ranks(tmp_path, recipe):
 
 
 @pytest.mark.thorough
-def test_too_few_are_left_and_the_last_is_told_to_end(tmp_path):
+@pytest.mark.parametrize("told_first", [False, True], ids=["later", "before"])
+def test_too_few_are_left_and_the_last_is_told_to_end(tmp_path, told_first):
     backup = str(tmp_path / "backup")
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir(), second.mkdir()
-    arguments = ["--recipe", "hitopk", "--backup-dir", backup]
+    arguments = ["--recipe", "hitopk", "--backup-dir", backup, "--pace", "0.2"]
     with running(first, {FIRST: 1, SECOND: 1}, *arguments, least=2) as job:
         trains(job, 2)
+        if told_first:
+            job.signal(FIRST, signal.SIGTERM)
         job.signal(SECOND, signal.SIGKILL)
-        job.wait_for(lambda: "goes back to the last commit" in job.output())
-        time.sleep(2)  # it waits for another host
-        job.signal(FIRST, signal.SIGTERM)
+        if not told_first:
+            job.wait_for(lambda: "goes back to the last commit" in job.output())
+            time.sleep(2)  # it waits for another host
+            job.signal(FIRST, signal.SIGTERM)
         job.wait_for(lambda: re.search(r"this rank has written commit \d+ to", job.output()))
         done = max((each["epoch"], each["batch"]) for each in job.events("step"))
     with running(second, {FIRST: 1, SECOND: 1}, *arguments) as job:

@@ -36,12 +36,13 @@ class BackedUpState(State):
         except OSError as error:
             problem = str(error)
         problems = collect(problem, "elastic.backed_up")  # also waits for all, as the launcher may end them with one
-        if first_rank.is_here():
-            where = f"commit {self._number} to {self.backups.directory}"
-            if problems:
-                _log.error("not all ranks have written %s: %s", where, "; ".join(problems))
-            else:
-                _log.info("the ranks have written %s, and end.", where)
+        if not first_rank.is_here():
+            return
+        directory = self.backups.directory
+        if problems:
+            _log.error("not all ranks have written commit %d to %s: %s", self._number, directory, "; ".join(problems))
+        else:
+            _log.info("the ranks have written commit %d to %s, and end.", self._number, directory)
 
     def back_up_alone(self) -> None:
         if self.backups is None or not self._commits[self._number]["ranks"]:
@@ -154,12 +155,14 @@ class BackedUpState(State):
             self._give(taken)
         gone = {rank: host for rank, (_, host) in enumerate(former[0]) if rank not in backup.present}
         joined = list(range(len(backup.present), world.size))
-        source = f"commit {backup.number} in {self.backups.directory}"
-        self._meeting = Meeting(0, backup.ranks, joined, gone, meeting.ranks, source)
+        self._meeting = Meeting(0, backup.ranks, joined, gone, meeting.ranks, from_disk=True)
         if backup.ranks != world.size:
             self.on_reset()
         if first_rank.is_here():
             lost = ", ".join(f"rank {rank} of {host}" for rank, host in gone.items())
             without = f"; {lost} had not written" if lost else ""
-            _log.info("training goes on from %s, of %d ranks%s.", source, backup.ranks, without)
+            place = self.backups.directory
+            _log.info(
+                "training goes on from commit %d in %s, of %d ranks%s.", backup.number, place, backup.ranks, without
+            )
         return True

@@ -62,8 +62,8 @@ def require_same(saved: list[list[Any]] | None, here: list[list[Any]]) -> None:
         pairs = itertools.zip_longest(saved, here)
         was, now = next((was, now) for was, now in pairs if was != now)
         problem = (
-            f"It has {_shown(was)}, expected {_shown(now)}: choose another backup_dir, or remove its files to start "
-            "from scratch."
+            f"It has {_shown(was)}, expected {_shown(now)}: "
+            "choose another backup_dir, or remove its files to start from scratch."
         )
     raise_together(problem, "go on from the backup", ValueError)
 

@@ -29,7 +29,7 @@ class Meeting(NamedTuple):
         gone: the ranks that are no longer there, by their former numbers, with their hosts; of a backup those without a
             file.
         ranks: the process and the host of each rank.
-        source: the backup that training goes on from, if it does.
+        from_disk: whether training goes on from a backup.
     """
 
     root: int
@@ -37,7 +37,7 @@ class Meeting(NamedTuple):
     joined: list[int]
     gone: dict[int, str]
     ranks: list[tuple[str, str]]
-    source: str = ""
+    from_disk: bool = False
 
     @property
     def is_start(self) -> bool:

@@ -253,7 +253,7 @@ class TensorFlowKerasState(ObjectState):
             f"the ranks have changed from {meeting.before} to {topology.size()} ({changes}); training goes on from "
             f"commit {self._number},"
         )
-        if meeting.source:
+        if meeting.from_disk:
             begun = "the job goes on"
         return (
             f"{begun} with the learning rate {set_rates}; the sum of the residuals' absolute values, before scaling by "

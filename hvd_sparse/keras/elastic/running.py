@@ -64,8 +64,10 @@ def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
             state.sync()
             return func(state, *args, **kwargs)
         except HostsUpdatedInterrupt:
-            _hand_over(state)
+            has_handed_over = _hand_over(state)
             if getattr(state, "leaves", False):
+                if not has_handed_over and hasattr(state, "back_up_alone"):
+                    state.back_up_alone()
                 _log.warning("this process leaves the job, as it was told to.")
                 raise SystemExit(LEFT) from None
         except Exception as error:
@@ -105,17 +107,20 @@ def _begin_again(state: Any) -> None:
         exchange.begin_again(None)
 
 
-def _hand_over(state: Any) -> None:
+def _hand_over(state: Any) -> bool:
+    """Returns whether the other ranks have what this one had."""
     if first_rank.is_here():
         _log.info("hosts come or go: the ranks hand over what they have.")
     if not hasattr(state, "hand_over"):
-        return
+        return True
     try:
         state.hand_over()
+        return True
     except Exception as error:
         if not _is_loss(error):
             raise
         _restore(state, error)
+        return False
 
 
 def _restore(state: Any, error: Exception) -> None:

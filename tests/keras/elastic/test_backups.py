@@ -138,6 +138,21 @@ def test_slots_on_shards_are_restored(tmp_path, grid):
             np.testing.assert_allclose(now, was, rtol=1e-6)
 
 
+def test_ranks_write_the_same_commit_while_they_train(tmp_path):
+    ranks = trained(tmp_path, RECIPES["recommended"], backup_seconds=1e-6)
+    for each in ranks:
+        each.state.backups.wait()
+    newest = Backups(tmp_path, 1).found()[0]
+    assert newest.counts and newest.ranks == 4
+
+    def then(rank):
+        assert 0 < rank.state.step <= BEFORE
+        rank.train(1)
+        return rank.weights, rank.waiting(), rank.state.sizes
+
+    adds_up(resumed(tmp_path, RECIPES["recommended"], (2, 1), then), ranks[0].beginning)
+
+
 # ---- each rank's own, and the learning rate ----
 
 
