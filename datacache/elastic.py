@@ -45,13 +45,17 @@ class ElasticTraining(PositionCallback):
             )
         self._state = state
         self._go_to(state.epoch, state.position)
+        self._tell()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_train_batch_end(batch, logs)
-        self._state.position = self.position
+        self._tell()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
+        self._tell()
+
+    def _tell(self) -> None:
         self._state.epoch, self._state.position = self.epoch, self.position
 
     def _end_epoch(self) -> None:

@@ -7,7 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import datacache
@@ -118,11 +118,9 @@ def train(samples, batch, epochs, drop, generations):
     return state, history, ends
 
 
-@given(
-    samples=st.integers(9, 120),
-    batch=st.integers(1, 5),
-    generations=changes,
-)
+@given(samples=st.integers(9, 120), batch=st.integers(1, 5), generations=changes)
+@example(samples=45, batch=4, generations=[(1, 11, 1, False), (3, 5, 2, True), (2, 7, 3, False)])  # 1 left for 3 ranks
+@example(samples=45, batch=4, generations=[(9, 2, 1, False), (2, 1, 1, True), (2, 40, 3, True)])  # 9 left for 9 ranks
 def test_all_samples_come_once_an_epoch_in_their_order(samples, batch, generations):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dataset, "make_stream", stream_of_all_ranks)
@@ -137,6 +135,7 @@ def test_all_samples_come_once_an_epoch_in_their_order(samples, batch, generatio
 
 
 @given(samples=st.integers(45, 120), batch=st.integers(1, 5), generations=changes)
+@example(samples=45, batch=5, generations=[(1, 6, 1, False), (4, 0, 1, False)])
 def test_what_is_dropped_does_not_come_again(samples, batch, generations):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dataset, "make_stream", stream_of_all_ranks)
@@ -245,7 +244,7 @@ def test_fewer_samples_than_ranks_after_a_change_begin_the_next_epoch(make_cache
     state = types.SimpleNamespace(epoch=1, position=COUNT - 2)
     with caplog.at_level(logging.WARNING):
         training = make_cache(world=World(0, 3)).elastic(state, BATCH)
-    assert (training.epoch, training.position) == (2, -2)
+    assert (training.epoch, training.position) == (state.epoch, state.position) == (2, -2)
     assert "epoch 1 ends with 2 samples for 3 ranks; they go into epoch 2." in caplog.text
 
 
