@@ -109,10 +109,12 @@ def train(samples, batch, epochs, drop, generations):
             history.append((state.epoch - is_last, trained))
             if is_last:
                 ends.append((ranks, state.position))
-            if is_last or number % every == 0 or (number == until and not dies):
+            if is_last or number % every == 0:
                 kept = (state.epoch, state.position), len(history), len(ends)
             if number >= until:
                 break
+        if not dies:  # the ranks hand over what they have
+            kept = (state.epoch, state.position), len(history), len(ends)
         (state.epoch, state.position), whole, ended = kept
         del history[whole:], ends[ended:]
     return state, history, ends
@@ -120,6 +122,7 @@ def train(samples, batch, epochs, drop, generations):
 
 @given(samples=st.integers(9, 120), batch=st.integers(1, 5), generations=changes)
 @example(samples=45, batch=4, generations=[(1, 11, 1, False), (3, 5, 2, True), (2, 7, 3, False)])  # 1 left for 3 ranks
+@example(samples=45, batch=4, generations=[(1, 35, 1, False), (3, 1, 1, False)])  # 1 left of the last epoch
 @example(samples=45, batch=4, generations=[(9, 2, 1, False), (2, 1, 1, True), (2, 40, 3, True)])  # 9 left for 9 ranks
 def test_all_samples_come_once_an_epoch_in_their_order(samples, batch, generations):
     with pytest.MonkeyPatch.context() as patched:
