@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
+import functools
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datacache import fingerprint, memory, slab, waiting
+from datacache import closing, fingerprint, launchers, memory, slab
 from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
 from datacache.layout import Layout, parse_shape
@@ -26,13 +24,10 @@ from datacache.slab import Slab
 from datacache.sources import Progress, Source
 from datacache.store import Store
 from datacache.tmpfs import TmpfsLevel
-from datacache.workers import Workers
+from datacache.workers import Workers, threads_of
 from datacache.world import World
 
 _AHEAD = 4  # batches that are fetched ahead
-_FETCHING = 32  # threads of a node that fetch, at least: most of them wait for the source while few decode
-_PATIENCE = 5.0  # seconds to wait for running reads when a process is about to end
-_log = logging.getLogger(__name__)
 
 
 class DataCache:
@@ -45,7 +40,6 @@ class DataCache:
             model.fit(cache.dataset(batch_size=256, epoch=epoch).map(augment), ...)
 
     Attributes:
-        world: the reading ranks.
         layout: dtype and shape of decoded samples, with None for dimensions that vary.
         counters: where this process's samples came from, and what it waited for.
     """
@@ -79,7 +73,7 @@ class DataCache:
                 for no memory level.
             seed: of the order.
             world: the reading ranks; by default what the launcher reports (see `World.from_environment`), or one
-                process alone.
+                process alone. Without it and without peers, they follow the changes of an elastic job.
             disk_bytes: the limit of each level on the local disk, 0 for none; the rest comes from the source.
             keep_decoded: keep decoded samples on the local disk too.
             memory_dir: a directory on a tmpfs.
@@ -101,7 +95,8 @@ class DataCache:
                 samples vary in shape and world has peers.
             DecodeError: if the first sample cannot be decoded.
         """
-        self.world = World.from_environment() if world is None else world
+        self._world = World.from_environment() if world is None else world
+        self._follows = world is None and not self._world.peers and launchers.is_elastic()
         if seed < 0 or (memory_bytes or 0) < 0 or (disk_bytes or 0) < 0 or (workers is not None and workers < 1):
             raise ValueError(
                 f"Expected no negative numbers and at least one worker, got seed={seed}, memory_bytes={memory_bytes}, "
@@ -133,13 +128,14 @@ class DataCache:
             if self.world.peers:
                 self._join_peers(peer_timeout)
         except BaseException:
-            _close(self._owners, self._serving, self._levels, self._store, self.counters)
+            closing.close(self._owners, self._serving, self._levels, self._store, self.counters)
             raise
-        self._workers, self._process = Workers(workers or _threads(self.world), "datacache"), os.getpid()
-        parts = (self._workers, self._owners, self._serving, self._levels, self._store, self.counters)
-        self._finalizer = weakref.finalize(self, _stop, self._process, *parts)
-        self._finalizer.atexit = False  # `_end_all` does it with less patience
-        _open.add(self)
+        self._workers, self._process = (
+            Workers(workers or threads_of(self.world.size // self.world.nodes), "datacache"),
+            os.getpid(),
+        )
+        parts = (self._owners, self._serving, self._levels, self._store, self.counters)
+        self._closing = closing.Closing(self, self._workers, *parts)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -152,7 +148,12 @@ class DataCache:
         if kind is None or issubclass(kind, Exception):
             self.close()
         else:  # such as KeyboardInterrupt
-            self._end(_PATIENCE)
+            self._closing.end(closing.PATIENCE)
+
+    @property
+    def world(self) -> World:
+        """The reading ranks; in an elastic job those that the launcher reports now."""
+        return World.from_environment() if self._follows else self._world
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -282,9 +283,42 @@ class DataCache:
         def schedule(epoch: int, position: int) -> Schedule:
             return self.schedule(batch_size, epoch, position, drop_remainder)
 
-        order = {"samples": len(self), "seed": self._seed}
-        needed = training.Input(schedule, self.prepare, self.world.rank, order, self._store.fingerprint)
-        return training.Training(needed, directory, save_every, keep, broadcast, beside)
+        return training.Training(self._input(schedule), directory, save_every, keep, broadcast, beside)
+
+    def elastic(self, state: Any, batch_size: int, drop_remainder: bool = False) -> Any:
+        """A Keras callback for training whose ranks change: it goes on with the sample that comes next.
+
+            @hvd.elastic.run
+            def train(state):
+                training = cache.elastic(state, batch_size=256)
+                model.fit(
+                    training.dataset(), epochs=90, initial_epoch=training.epoch,
+                    steps_per_epoch=training.steps_per_epoch,
+                    callbacks=[training, hvd.elastic.CommitStateCallback(state)],
+                )
+
+        Each sample is read once an epoch, in the history that counts after a death. Where fewer samples than ranks are
+        left of an epoch, they go into the next one, and one line says how many.
+
+        Args:
+            state: an object with the numbers `epoch` and `position`, both 0 at the start, such as
+                `hvd_sparse.elastic.KerasState(model, epoch=0, position=0)`. The callback keeps them up to date, so pass
+                it before the one that commits.
+            batch_size: per rank.
+            drop_remainder: as for `dataset`; then nothing goes into the next epoch.
+
+        Returns:
+            A `datacache.elastic.ElasticTraining`.
+
+        Raises:
+            ValueError: if the cache has peers, was opened for other ranks, or has fewer samples than there are ranks.
+        """
+        from datacache import elastic  # Keras is imported only here, if it is needed
+
+        elastic.require_current(self.world)
+        cut = len(self), self._seed, batch_size, self.world.size, drop_remainder
+        schedule = functools.partial(Schedule.carrying, *cut)
+        return elastic.ElasticTraining(self._input(schedule), state)
 
     def prepare(self, schedule: Schedule, rank: int | None = None) -> Batches | VaryingBatches:
         """The batches of a rank, by default of this one, to be read by number.
@@ -313,12 +347,17 @@ class DataCache:
         A process that ends, by Ctrl-C or otherwise, closes its caches too, but waits at most 5 s for reads that do not
         return.
         """
-        self._end(None)
+        self._closing.end()
 
-    def _end(self, patience: float | None) -> None:
-        detached = self._finalizer.detach()
-        if detached is not None:
-            _stop(*detached[2], patience=patience)
+    def _input(self, schedule: Callable[[int, int], Schedule]) -> Any:
+        """What callbacks need, for the ranks that there are now."""
+        from datacache.position import Input  # as in `training`
+
+        prepare, order = (
+            functools.partial(self.prepare, rank=self.world.rank),
+            {"samples": len(self), "seed": self._seed},
+        )
+        return Input(schedule, prepare, self.world.rank, order, self._store.fingerprint)
 
     def _find_layout(self, decoder: Decoder) -> Layout:
         """The layout of decoded samples, from the first one; determined once for all processes and runs."""
@@ -351,50 +390,7 @@ class DataCache:
         shape = "x".join(map(str, self.layout.shape))
         data = f"{store.listing.content()}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
         shelf = Shelf(self.world.owned(len(self)), size, self._levels[-1].gather, self._reader.fetch_record)
-        self._serving = serve(self.world, data, shelf, self.counters, store.directory, _threads(self.world))
+        self._serving = serve(
+            self.world, data, shelf, self.counters, store.directory, threads_of(self.world.size // self.world.nodes)
+        )
         self._owners = meet(self.world, data, size, len(self), peer_timeout, self.counters)
-
-
-def _threads(world: World) -> int:
-    ranks = max(1, world.size // world.nodes)
-    return max(2, max(_FETCHING, 4 * len(os.sched_getaffinity(0))) // ranks)
-
-
-def _stop(
-    process: int,
-    workers: Workers,
-    owners: Nobody,
-    serving: Idle,
-    levels: list[Level],
-    store: Store,
-    counters: Counters,
-    *,
-    patience: float | None = None,
-) -> None:
-    if os.getpid() != process:  # everything belongs to the parent
-        return
-    owners.close()  # threads that wait for them go on
-    ended = [workers.close(patience), serving.close(patience)]
-    if all(ended):
-        _close(owners, serving, levels, store, counters)
-    else:  # levels stay open, because threads use them
-        _log.warning("datacache: reads of %s have not finished and are abandoned.", store.source.identity)
-
-
-def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, counters: Counters) -> None:
-    owners.close()
-    serving.close()
-    for level in reversed(levels):
-        level.close()
-    counters.save(store.stats)
-    store.close()
-    waiting.settle()
-
-
-_open: weakref.WeakSet[DataCache] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    for cache in list(_open):
-        cache._end(_PATIENCE)

@@ -71,6 +71,7 @@ def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.
 def make_stream(
     prepare: Callable[[int], AnyBatches],
     first_epoch: int,
+    equal: bool,
     begin: Callable[[int], None] = lambda epoch: None,
     map_func: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
@@ -80,6 +81,7 @@ def make_stream(
         prepare: maps the number of an epoch to its batches, which are all of one cache and one batch size; called when
             an iterator reaches the epoch, and for each batch that is not entirely in memory.
         first_epoch: the epoch that every iterator begins with.
+        equal: whether all batches of all epochs have the same size.
         begin: called when an iterator reaches an epoch; an exception ends the iteration.
         map_func: see `DataCache.dataset`.
 
@@ -89,11 +91,7 @@ def make_stream(
     Raises:
         ImportError: as `make`.
     """
-    first = prepare(first_epoch)
-    schedule = first.schedule
-    ends_even = len(schedule.order) % (schedule.batch_size * schedule.ranks) == 0
-    equal = schedule.drop_remainder or (ends_even and schedule.has_equal_batches)
-    epochs = _Epoch(prepare, first, equal, map_func)
+    epochs = _Epoch(prepare, prepare(first_epoch), equal, map_func)
 
     def plan(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         begin(int(number))

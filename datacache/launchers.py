@@ -59,11 +59,18 @@ _WORKERS = ("chief", "master", "worker")  # of TF_CONFIG, in the order of their 
 _ALONE = "world=datacache.World() if each process trains on its own"
 
 
+def is_elastic() -> bool:
+    """Whether the launcher is Horovod's and lets ranks come and go, so that the place may change."""
+    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
+
+
 def place() -> Place:
     """The place that the environment reports; one process alone if it reports nothing.
 
+    In an elastic job whose nodes have unequal numbers of processes each process counts as a node of its own.
+
     Raises:
-        ValueError: if nodes have unequal numbers of processes, or it is not reported which process this is.
+        ValueError: if nodes have unequal numbers of processes otherwise, or it is not reported which process this is.
     """
     for names in _LAUNCHERS:
         if all(name in os.environ for name in names[:4]):
@@ -76,6 +83,8 @@ def _of(names: _Variables) -> Place:
     known = names.nodes in os.environ
     nodes = _number(names.nodes) if known else size // max(local_size, 1)
     if nodes * local_size != size:
+        if is_elastic() and names.rank == "HOROVOD_RANK":
+            return Place(rank, size, rank, size)
         among = f" of {nodes} nodes" if known else ""
         raise ValueError(
             f"Expected equally many ranks on each node, got {size} ranks, {local_size} of them on this one{among}: "

@@ -82,6 +82,8 @@ class Schedule:
         start: position of the first sample: the number of samples of the epoch read before.
         drop_remainder: leave out the last global batch if it is not full. Otherwise it is divided evenly: the first
             ranks may get one sample more than the others.
+        carry: leave the last global batch to the next epoch if it has fewer samples than there are ranks, which is an
+            error otherwise.
     """
 
     order: np.ndarray
@@ -89,28 +91,33 @@ class Schedule:
     ranks: int
     start: int = 0
     drop_remainder: bool = False
+    carry: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.ranks < 1:
             raise ValueError(f"Expected at least 1 sample and 1 rank, got {self.batch_size} and {self.ranks}.")
         if not 0 <= self.start <= len(self.order):
             raise ValueError(f"Expected a position in [0, {len(self.order)}], got {self.start}.")
-        rest = (len(self.order) - self.start) % self._global_batch
-        if 0 < rest < self.ranks and not self.drop_remainder:
+        if self._is_too_short and not self.drop_remainder and not self.carry:
             raise ValueError(
-                f"The last batch has {rest} samples for {self.ranks} ranks, so some would have none and the "
+                f"The last batch has {self._rest} samples for {self.ranks} ranks, so some would have none and the "
                 "others would wait for them: choose another batch_size, or drop it with drop_remainder=True."
             )
 
     def __len__(self) -> int:
         """The number of batches that each rank reads."""
         left = len(self.order) - self.start
-        return left // self._global_batch if self.drop_remainder else -(-left // self._global_batch)
+        return left // self._global_batch + (not self.has_equal_batches)
 
     @property
     def has_equal_batches(self) -> bool:
         """Whether every batch has batch_size samples."""
-        return self.drop_remainder or (len(self.order) - self.start) % self._global_batch == 0
+        return self.drop_remainder or self._rest == 0 or self.left_over > 0
+
+    @property
+    def left_over(self) -> int:
+        """The number of samples that are left to the next epoch."""
+        return self._rest if self._is_too_short and not self.drop_remainder else 0
 
     def indices(self, step: int, rank: int) -> np.ndarray:
         """The samples of a rank's batch, int64."""
@@ -131,6 +138,39 @@ class Schedule:
         """Number of samples of the epoch that all ranks together have read after this many steps of this schedule."""
         return min(self.start + steps * self._global_batch, len(self.order))
 
+    @classmethod
+    def carrying(
+        cls, samples: int, seed: int, batch_size: int, ranks: int, drop_remainder: bool, epoch: int, position: int
+    ) -> Schedule:
+        """What is left of an epoch, after what the epoch before has left, with `carry`.
+
+        Args:
+            samples: n, the number of samples.
+            seed: of the order.
+            batch_size: see `Schedule`.
+            ranks: see `Schedule`.
+            drop_remainder: see `Schedule`.
+            epoch: its number.
+            position: number of its samples read before; -k if the last k samples of the epoch before come first.
+
+        Raises:
+            ValueError: if there are no such samples.
+        """
+        order = permutation(samples, seed, epoch)
+        if -samples <= position < 0:
+            order = np.concatenate([permutation(samples, seed, epoch - 1)[position:], order])
+            position = 0
+        return cls(order, batch_size, ranks, position, drop_remainder, carry=True)
+
     @property
     def _global_batch(self) -> int:
         return self.batch_size * self.ranks
+
+    @property
+    def _rest(self) -> int:
+        return (len(self.order) - self.start) % self._global_batch
+
+    @property
+    def _is_too_short(self) -> bool:
+        """Whether the last global batch has too few samples to give each rank one."""
+        return 0 < self._rest < self.ranks

@@ -7,45 +7,18 @@ damage is detected: see `checkpoints`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import keras
-import tensorflow as tf
-
-from datacache import checkpoints, dataset
-from datacache.batches import Batches, VaryingBatches
+from datacache import checkpoints
 from datacache.checkpoints import Checkpoint, DamagedCheckpointError
-from datacache.order import Schedule
+from datacache.position import Input, PositionCallback
 
 _BESIDE = ".beside.npz"
 _log = logging.getLogger(__name__)
-
-
-class _EndOfShortEpoch:
-    """The value of `stop_training` if an epoch ends before Keras expects it; it counts as true."""
-
-
-class Input(NamedTuple):
-    """What a `Training` needs of its cache.
-
-    Attributes:
-        schedule: maps epoch and position to the batches' schedule.
-        prepare: maps a schedule to its batches.
-        rank: of this process.
-        order: what determines the order of samples, such as seed and number of samples.
-        content: what the samples are.
-    """
-
-    schedule: Callable[[int, int], Schedule]
-    prepare: Callable[[Schedule], Batches | VaryingBatches]
-    rank: int
-    order: dict[str, int]
-    content: str
 
 
 class Beside(Protocol):
@@ -61,7 +34,7 @@ class Beside(Protocol):
         """Raises an exception if a file that `save` wrote is damaged; called by one rank alone."""
 
 
-class Training(keras.callbacks.Callback):
+class Training(PositionCallback):
     """A callback for `fit` that saves model and position, and provides the rest of the data: see `DataCache.training`.
 
     Attributes:
@@ -80,77 +53,28 @@ class Training(keras.callbacks.Callback):
         beside: Beside | None = None,
     ):
         """Finds the newest checkpoint; arguments as for `DataCache.training`."""
-        super().__init__()
+        super().__init__(input)
         if save_every < 1 or keep < 1:
             raise ValueError(f"Expected save_every and keep of at least 1, got {save_every} and {keep}.")
-        self._input, self._directory, self._save_every, self._keep = input, Path(directory), save_every, keep
+        self._directory, self._save_every, self._keep = Path(directory), save_every, keep
         self._beside = beside
-        self.epoch = self.position = 0
-        self._checkpoint: Checkpoint | None = None
         self._damaged: set[str] = set()  # names of damaged checkpoints, which do not count
-        self._find(broadcast)
-        if len(self._input.schedule(self.epoch, self.position)) == 0:  # the rest would be dropped
-            self.epoch, self.position = self.epoch + 1, 0
-        self.steps_per_epoch = len(self._input.schedule(self.epoch, 0))
-        self._schedule, self._steps = self._input.schedule(self.epoch, self.position), 0
-        self._short = _EndOfShortEpoch()
-
-    def dataset(self, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
-        """The rest of the epoch, and all later epochs without end, as (samples, labels).
-
-        Pass it to one `fit`, with `steps_per_epoch`; functions mapped over it must leave batches as they are.
-
-        Args:
-            map_func: applied to each sample before batching; as for `DataCache.dataset`.
-
-        Returns:
-            Batches as in `DataCache.dataset`.
-        """
-        first, position = self.epoch, self.position
-        prepare = functools.lru_cache(maxsize=2)(
-            lambda epoch: self._input.prepare(self._input.schedule(epoch, position if epoch == first else 0))
-        )
-
-        def begin(epoch: int) -> None:
-            if epoch < self.epoch or (epoch == self.epoch == first and self.position != position):
-                raise ValueError(
-                    f"This dataset begins at position {position} of epoch {first}, and training is at {self.position} "
-                    f"of epoch {self.epoch}: call dataset() again for another fit."
-                )
-
-        return dataset.make_stream(prepare, first, begin, map_func)
+        found = self._checkpoint = self._find(broadcast)
+        self._go_to(*((0, 0) if found is None else (found.told["epoch"], found.told["position"])))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self.params.get("steps") != self.steps_per_epoch:
-            raise ValueError(
-                f"Expected fit(steps_per_epoch={self.steps_per_epoch}), as Training.steps_per_epoch says, got "
-                f"{self.params.get('steps')}."
-            )
-        if self.model.steps_per_execution != 1:
-            raise ValueError(f"Expected steps_per_execution of 1, got {self.model.steps_per_execution}.")
+        super().on_train_begin(logs)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
             self._checkpoint = None
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if epoch != self.epoch:
-            raise ValueError(f"Expected fit(initial_epoch={self.epoch}), as Training.epoch says, got {epoch}.")
-        self._schedule, self._steps = self._input.schedule(epoch, self.position), 0
-
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps = batch + 1
-        self.position = self._schedule.position(self._steps)
-        if self._steps < len(self._schedule):
-            if self._steps % self._save_every == 0:
-                self._save()
-        elif self._steps < self.steps_per_epoch and not self.model.stop_training:
-            self.model.stop_training = self._short
+        super().on_train_batch_end(batch, logs)
+        if self._steps < len(self._schedule) and self._steps % self._save_every == 0:
+            self._save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.model.stop_training is self._short:  # and not a stop that another callback asks for
-            self.model.stop_training = False
-        if self._steps == len(self._schedule):
-            self.epoch, self.position = epoch + 1, 0
+        super().on_epoch_end(epoch, logs)
         self._save()
 
     # ---- checkpoints ----
@@ -191,7 +115,7 @@ class Training(keras.callbacks.Callback):
             "content": self._input.content,
         }
 
-    def _find(self, broadcast: Callable[[Any], Any] | None) -> None:
+    def _find(self, broadcast: Callable[[Any], Any] | None) -> Checkpoint | None:
         """Finds the newest whole checkpoint, on rank 0 alone if it can tell the others."""
         found = None
         if broadcast is None or self._input.rank == 0:
@@ -202,7 +126,7 @@ class Training(keras.callbacks.Callback):
             found = None if told is None else Checkpoint(*told)
         if found is not None:
             self._check(found.told)
-            self.epoch, self.position, self._checkpoint = found.told["epoch"], found.told["position"], found
+        return found
 
     def _check_beside(self, checkpoint: Path) -> None:
         """Checks that a checkpoint's companion files are whole; if there are none, `restore` handles that."""

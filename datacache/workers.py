@@ -5,10 +5,18 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+_FETCHING = 32  # threads of a node that fetch, at least: most of them wait for the source while few decode
+
+
+def threads_of(ranks: int) -> int:
+    """The number of threads with which one of this many ranks of a node fetches, by default."""
+    return max(2, max(_FETCHING, 4 * len(os.sched_getaffinity(0))) // ranks)
 
 
 class _Task(NamedTuple):

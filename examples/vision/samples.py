@@ -15,6 +15,7 @@ import tensorflow as tf
 import datacache
 from datacache import dataset, training
 from datacache.order import Schedule, permutation
+from datacache.position import Input
 from examples.vision.layouts import Decode
 
 
@@ -75,7 +76,7 @@ class Cached(Samples):
             begin = position if each == epoch else 0
             return self._cache.prepare(self._cache.schedule(batch, each, begin, drop_remainder=True))
 
-        return dataset.make_stream(prepare, epoch)
+        return dataset.make_stream(prepare, epoch, equal=True)
 
     def once(self, batch: int) -> tf.data.Dataset:
         return self._cache.dataset(_dividing(len(self), batch, self._cache.world.size), epoch=0)
@@ -123,7 +124,7 @@ class Plain(Samples):
 
         order = {"samples": len(self), "seed": self._seed}
         content = self._listing.fingerprint()
-        needed = training.Input(schedule, _not_prepared, self._world.rank, order, content)
+        needed = Input(schedule, _not_prepared, self._world.rank, order, content)
         return training.Training(needed, directory, save_every, **options)
 
     def close(self) -> None:

@@ -73,6 +73,21 @@ def test_every_sample_is_read_once_and_ranks_keep_step(samples, batch_size, rank
     assert schedule.has_equal_batches == all(set(each) == {batch_size} for each in sizes) or not sizes
 
 
+@given(
+    samples=st.integers(0, 200), batch_size=st.integers(1, 9), ranks=st.integers(1, 9), position=st.integers(-200, 200)
+)
+def test_what_is_carried_comes_in_the_next_epoch(samples, batch_size, ranks, position):
+    position = max(-samples, min(samples, position))
+    schedule = Schedule.carrying(samples, 1, batch_size, ranks, False, 3, position)
+    both = np.concatenate([permutation(samples, 1, 2), permutation(samples, 1, 3)])
+    read = np.concatenate([*read_all(schedule), np.empty(0, np.int64)])
+    np.testing.assert_array_equal(read, both[samples + position : len(both) - schedule.left_over])
+    assert 0 <= schedule.left_over < ranks
+    sizes = {len(schedule.indices(step, rank)) for step in range(len(schedule)) for rank in range(ranks)}
+    assert min(sizes, default=1) > 0 and schedule.has_equal_batches == (sizes <= {batch_size})
+    assert Schedule.carrying(samples, 1, batch_size, ranks, True, 3, position).left_over == 0
+
+
 @given(before=st.integers(1, 6), after=st.integers(1, 6), steps=st.integers(0, 5), batch_size=st.integers(1, 8))
 def test_another_number_of_ranks_goes_on_where_the_first_stopped(before, after, steps, batch_size):
     order = permutation(240, 5, 0)

@@ -5,9 +5,7 @@ import threading
 
 import pytest
 
-import datacache
-from datacache.cache import _threads as threads_of
-from datacache.workers import Workers
+from datacache.workers import Workers, threads_of
 
 
 @pytest.fixture
@@ -54,10 +52,8 @@ def test_what_does_not_come_back_is_given_up(one):
     assert one.close()
 
 
-@pytest.mark.parametrize(
-    "processors, ranks, nodes, wanted", [(64, 1, 1, 256), (64, 8, 2, 64), (2, 4, 1, 8), (1, 64, 1, 2)]
-)
-def test_the_ranks_of_a_node_share_the_threads_that_fetch(processors, ranks, nodes, wanted, monkeypatch):
+@pytest.mark.parametrize("processors, ranks, wanted", [(64, 1, 256), (64, 4, 64), (2, 4, 8), (1, 64, 2)])
+def test_the_ranks_of_a_node_share_the_threads_that_fetch(processors, ranks, wanted, monkeypatch):
     """4 for each processor, but at least 32 per node and 2 per rank."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
-    assert threads_of(datacache.World(0, ranks, 0, nodes)) == wanted
+    assert threads_of(ranks) == wanted

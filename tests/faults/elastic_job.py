@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.parallel.launch import QUIET, ROOT
 
+RANK = "tests.faults.elastic_rank"
 START = 300.0  # seconds until ranks have come, even on a busy machine
 # horovodrun starts what is not on this host by ssh; here all hosts are on this machine. As with ssh, the command goes
 # on when the program that has started it is ended.
@@ -43,7 +44,7 @@ class ElasticJob:
         folder: where the ranks write.
     """
 
-    def __init__(self, folder: pathlib.Path, script: str = "tests.faults.elastic_rank"):
+    def __init__(self, folder: pathlib.Path, script: str = RANK):
         self.folder, self._script = folder, script
         self._launcher: subprocess.Popen[bytes] | None = None
 
@@ -142,18 +143,24 @@ class ElasticJob:
 
 @contextlib.contextmanager
 def running(
-    folder: pathlib.Path, hosts: Mapping[str, int], *arguments: str, least: int = 1, environment: Mapping[str, str] = {}
+    folder: pathlib.Path,
+    hosts: Mapping[str, int],
+    *arguments: str,
+    least: int = 1,
+    environment: Mapping[str, str] = {},
+    script: str = RANK,
 ) -> Iterator[ElasticJob]:
     """Context with a job; all its processes are killed at the end.
 
     Args:
         folder: an empty one.
         hosts: loopback addresses, with their slots.
-        arguments: those of `tests.faults.elastic_rank` after the folder.
+        arguments: those of the script after the folder.
         least: the fewest ranks that train.
         environment: more variables of the environment.
+        script: the module that each rank runs.
     """
-    job = ElasticJob(folder)
+    job = ElasticJob(folder, script)
     try:
         job.start(hosts, least, arguments, environment)
         yield job
