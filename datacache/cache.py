@@ -130,10 +130,8 @@ class DataCache:
         except BaseException:
             closing.close(self._owners, self._serving, self._levels, self._store, self.counters)
             raise
-        self._workers, self._process = (
-            Workers(workers or threads_of(self.world.size // self.world.nodes), "datacache"),
-            os.getpid(),
-        )
+        self._workers = Workers(workers or threads_of(self.world.size // self.world.nodes), "datacache")
+        self._process = os.getpid()
         parts = (self._owners, self._serving, self._levels, self._store, self.counters)
         self._closing = closing.Closing(self, self._workers, *parts)
 
@@ -353,10 +351,8 @@ class DataCache:
         """What callbacks need, for the ranks that there are now."""
         from datacache.position import Input  # as in `training`
 
-        prepare, order = (
-            functools.partial(self.prepare, rank=self.world.rank),
-            {"samples": len(self), "seed": self._seed},
-        )
+        prepare = functools.partial(self.prepare, rank=self.world.rank)
+        order = {"samples": len(self), "seed": self._seed}
         return Input(schedule, prepare, self.world.rank, order, self._store.fingerprint)
 
     def _find_layout(self, decoder: Decoder) -> Layout:
