@@ -109,6 +109,11 @@ class ElasticJob:
         os.kill(json.loads(lines[-1])["pid"], number)
         return now
 
+    def signal_launcher(self, number: signal.Signals) -> None:
+        """Sends a signal to the launcher."""
+        assert self._launcher is not None
+        self._launcher.send_signal(number)
+
     def wait(self, limit: float) -> int:
         """The launcher's exit status."""
         assert self._launcher is not None

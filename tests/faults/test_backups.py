@@ -85,6 +85,26 @@ def test_too_few_are_left_and_the_last_is_told_to_end(tmp_path, told_first):
         assert re.search(rf"rank [01] of {SECOND} had not written", job.output()), job.output()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_launcher_of_ranks_on_its_own_host_ends(tmp_path, number):
+    arguments = ["--recipe", "recommended", "--backup-dir", str(tmp_path / "backup")]
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    with running(first, {"localhost": 2}, *arguments) as job:
+        trains(job, 2)
+        job.signal_launcher(number)
+        assert job.wait(BUSY * 60) != 0
+        deadline = time.monotonic() + BUSY * 5
+        while len(list((tmp_path / "backup").glob("commit-*of2"))) < 2:
+            assert time.monotonic() < deadline, (os.listdir(tmp_path / "backup"), job.output())
+            time.sleep(0.05)
+        done = job.events("step")[-1]
+    with running(second, {"localhost": 2}, *arguments) as job:
+        ends(job, 2)
+        assert begins_at(job) == (done["epoch"], done["batch"])
+
+
 def start(folder, *arguments):
     """Ranks whose number is fixed, under horovodrun."""
     folder.mkdir()
