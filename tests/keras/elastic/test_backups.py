@@ -10,8 +10,10 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from hvd_sparse.exchange import remains
 from hvd_sparse.keras.elastic import backups
 from hvd_sparse.keras.elastic.backups import Backup, Backups
+from hvd_sparse.keras.exchanging import exchange_of
 from hvd_sparse.storage import claims
 from tests.grid import world
 from tests.keras.elastic.ranks import AFTER, BEFORE, RECIPES, Rank, means
@@ -119,6 +121,23 @@ def test_a_job_that_ends_before_its_first_exchange_passes_on_what_it_was_given(t
     again = resumed(tmp_path, RECIPES["hitopk"], (4, 2))
     ended(again)
     adds_up(resumed(tmp_path, RECIPES["hitopk"], (2, 1), goes_on), ranks[0].beginning)
+
+
+@pytest.mark.parametrize("survivors", [None, [1], [0, 1]])
+def test_what_all_ranks_share_counts_once(tmp_path, survivors):
+    """The velocities of the outer step: each rank writes them, as the others may not be able to."""
+    recipe = lambda: hvd.recipes.diloco(every=2)  # noqa: E731
+    ranks = trained(tmp_path, recipe, (2, 1))
+    had = [remains.of(exchange_of(each.model.optimizer).planned, True).scaled(2).velocities for each in ranks]
+    if survivors is None:
+        ended(ranks, (2, 1))
+    for number in survivors or ():
+        ranks[number].state.back_up_alone()
+    found = resumed(tmp_path, recipe, (2, 1), lambda rank: rank.state._handed["optimizer"].scaled(2).velocities)
+    (expected,) = had[0].values()
+    assert np.abs(expected).max() > 1
+    for (velocity,) in (each.values() for each in found):
+        np.testing.assert_array_equal(velocity, expected)
 
 
 @pytest.mark.parametrize("grid", [(4, 2), (2, 1)])
