@@ -1,6 +1,6 @@
 """A rank of an elastic job that times steps with and without a guard of replicas, and commits.
 
-    python -m benchmarks.elastic.costs_rank FOLDER --parameters 1000000 --rounds 4 --steps 20 --commits 100
+    python -m benchmarks.elastic.costs_rank FOLDER --parameters 1000000 --rounds 4 --steps 20 --commits 8
 
 All is measured in one job: phases of `fit` with and without the guard in turn, then one with commits.
 """
@@ -19,9 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from benchmarks.elastic.costs import EVERY
 from benchmarks.machines.loopback_job import Log
 
-BATCH, EVERY, WARM = 32, 5, 5
+BATCH, WARM = 32, 5  # WARM: steps of a phase before those that are timed
+ENDLESS = 10**6  # steps of an epoch that a callback ends
 ADAPTING = 2  # commits before those that are measured, until the interval follows the times
 
 
@@ -36,6 +38,18 @@ class State(hvd.elastic.KerasState):
         begun = time.perf_counter()
         super().commit()
         self.commits.append((begun, time.perf_counter()))
+
+
+class Enough(keras.callbacks.Callback):
+    """Ends training after some commits; to be passed after the callback that commits."""
+
+    def __init__(self, state: State, commits: int):
+        super().__init__()
+        self._state, self._commits = state, commits
+
+    def on_train_batch_end(self, batch, logs=None):
+        if len(self._state.commits) >= self._commits:
+            self.model.stop_training = True
 
 
 class Times(keras.callbacks.Callback):
@@ -100,13 +114,14 @@ def measure(state: State, options: argparse.Namespace, log: Log) -> None:
             guards = [hvd.callbacks.ReplicaGuardCallback(EVERY)] if arm == "guard" else []
             arms[arm].append(fit(model, data, options.steps, *guards))
     state.commits.clear()
-    fit(model, data, options.commits, hvd.elastic.CommitStateCallback(state))
+    wanted = ADAPTING + options.commits
+    fit(model, data, ENDLESS, hvd.elastic.CommitStateCallback(state), Enough(state, wanted))
     variables = [*model.weights, *model.optimizer.variables]
     log(
         event="measured",
         rank=hvd.rank(),
         seconds=arms,
-        commits=of_commits(state.commits, statistics.median(arms["plain"])),
+        commits=of_commits(state.commits[:wanted], statistics.median(arms["plain"])),
         parameters=model.count_params(),
         megabytes=sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in variables) / 1e6,
         weights=hashlib.sha256(b"".join(each.tobytes() for each in model.get_weights())).hexdigest(),

@@ -91,8 +91,16 @@ def verdicts_of(found: Changes) -> list[Verdict]:
         since = "after the new processes have imported" if kind == JOIN else f"after {TOLD[kind]}"
         values = [getattr(each, name) for each in group]
         met = statistics.median(values) <= target
-        verdicts.append(Verdict(f"{shape}: s until a step {since}", f"<= {target:g}", _spread(values), met))
+        told = f"{_spread(values)}{_of_which(group)}"
+        verdicts.append(Verdict(f"{shape}: s until a step {since}", f"<= {target:g}", told, met))
     return verdicts
+
+
+def _of_which(group: Sequence[Change]) -> str:
+    """The medians of parts that are the launcher's and TensorFlow's."""
+    noticed = [each.noticed for each in group if each.noticed is not None and each.kind != JOIN]
+    launcher = f"{statistics.median(noticed):.1f} until the notice, " if noticed else ""
+    return f"; of it {launcher}{statistics.median(each.retrace for each in group):.1f} of tracing"
 
 
 def _groups(found: Changes) -> list[tuple[str, str, list[Change]]]:

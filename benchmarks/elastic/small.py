@@ -12,12 +12,12 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.elastic.small_rank import FLOATS
 from benchmarks.machines import loopback_job
 from benchmarks.machines.local_ranks import ONE_THREAD
 from benchmarks.reporting.report import Section, Verdict
 
 TITLE = "Small all-reduces"
+FLOATS = (1, 1000)
 HOSTS = ("127.0.1.2", "127.0.1.3")
 FIXED, ELASTIC = "fixed", "elastic"
 TARGET = 1.1  # times the time in a job with fixed ranks

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from benchmarks.elastic.small import FLOATS
 from benchmarks.machines.loopback_job import Log
 
-FLOATS = (1, 1000)
 WARM = 50  # calls before those that are timed
 
 
