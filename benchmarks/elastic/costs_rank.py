@@ -1,6 +1,6 @@
 """A rank of an elastic job that times steps with and without a guard of replicas, and commits.
 
-    python -m benchmarks.elastic.costs_rank FOLDER --parameters 1000000 --rounds 4 --steps 20 --commits 8
+    python -m benchmarks.elastic.costs_rank FOLDER --parameters 1000000 --rounds 4 --seconds 4 --commits 6
 
 All is measured in one job: phases of `fit` with and without the guard in turn, then one with commits.
 """
@@ -85,6 +85,17 @@ def fit(model: keras.Model, data: tf.data.Dataset, steps: int, *callbacks: keras
     return times.mean()
 
 
+def agreed_steps(step: float, seconds: float) -> int:
+    """The steps of a phase of so many seconds, the same on all ranks, with whole intervals of the guard after WARM.
+
+    Args:
+        step: the seconds of one, on this rank.
+        seconds: of the phase.
+    """
+    intervals = math.ceil(seconds / step / EVERY)
+    return WARM + EVERY * int(hvd.allreduce(tf.constant(intervals), op=hvd.Max, name="intervals"))
+
+
 def of_commits(commits: list[tuple[float, float]], interval: float) -> dict[str, float]:
     """Milliseconds of a commit, their share of the time and the steps between two.
 
@@ -108,22 +119,21 @@ def measure(state: State, options: argparse.Namespace, log: Log) -> None:
     own = np.random.default_rng(hvd.rank()).standard_normal((8 * BATCH, width)).astype("f4")
     data = tf.data.Dataset.from_tensor_slices((own, np.sin(own))).repeat().batch(BATCH)
     fit(model, data, 2 * WARM)  # traces
+    steps = agreed_steps(fit(model, data, 2 * WARM), options.seconds)
     arms: dict[str, list[float]] = {"plain": [], "guard": []}
     for number in range(options.rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
             guards = [hvd.callbacks.ReplicaGuardCallback(EVERY)] if arm == "guard" else []
-            arms[arm].append(fit(model, data, options.steps, *guards))
+            arms[arm].append(fit(model, data, steps, *guards))
     state.commits.clear()
     wanted = ADAPTING + options.commits
     fit(model, data, ENDLESS, hvd.elastic.CommitStateCallback(state), Enough(state, wanted))
-    variables = [*model.weights, *model.optimizer.variables]
     log(
         event="measured",
         rank=hvd.rank(),
         seconds=arms,
         commits=of_commits(state.commits[:wanted], statistics.median(arms["plain"])),
         parameters=model.count_params(),
-        megabytes=sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in variables) / 1e6,
         weights=hashlib.sha256(b"".join(each.tobytes() for each in model.get_weights())).hexdigest(),
     )
 
@@ -132,8 +142,9 @@ def main() -> None:
     """Runs the rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    for name in ("parameters", "rounds", "steps", "commits"):
+    for name in ("parameters", "rounds", "commits"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
     hvd.init()
     measure(State(compiled(options.parameters)), options, Log(options.folder))

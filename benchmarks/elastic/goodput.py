@@ -81,11 +81,16 @@ def goodput(events: changes.Events, found: Sequence[Change], begin: float, end: 
         begin: the time from which on it is measured.
         end: the time until then.
         host: the one that stays, with one rank.
+
+    Raises:
+        ValueError: if changes come so fast that no step is undisturbed.
     """
     own = [each for each in events if each["host"] == host and begin <= each["time"] <= end]
     counted = {each["batch"]: each["size"] for each in own[1:]}  # what was made again, as it was made last
     elapsed = own[-1]["time"] - own[0]["time"]
     usual = usual_steps(own, found)
+    if not set(counted.values()) <= set(usual):
+        raise ValueError("Expected undisturbed steps with each number of ranks, got none: make --period longer.")
     useful = sum(usual[size] for size in counted.values())
     tracing = sum(each.retrace for each in found)
     repeated = len(own) - 1 - len(counted)
