@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this question."""
     parser.add_argument("--rounds", type=int, default=3, help="of all changes (recovery; default: %(default)s)")
     parser.add_argument("--pace", type=float, default=0.05, help="seconds (recovery; default: %(default)s)")
-    parser.add_argument("--slots", type=int, nargs="+", choices=SHAPES, default=[*SHAPES], help="of a host (recovery)")
+    parser.add_argument(
+        "--slots", type=int, nargs="+", choices=SHAPES, default=[*SHAPES], help="of a host (recovery, small)"
+    )
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
@@ -68,8 +70,9 @@ def section(found: Changes) -> Section:
     lines = [
         "Medians and, in brackets, least and most. Times are those of a rank that stays, from the change on: until the "
         "launcher's notice has come, until the function that trains is called again, and until the first step is done. "
-        "*Tracing* is what that step took longer than a usual one. *Paused* is the longest time without a step. "
-        f"Commits come after each step; {STILL} s without a message are a standstill (30 by default).",
+        "*Tracing* is what that step took longer than a usual one; after a join it waits for the new ranks to trace, "
+        f"too. *Paused* is the longest time without a step. Commits come after each step; {STILL} s without a message "
+        "are a standstill (30 by default).",
         "",
         "| hosts | what happens | n | noticed, s | called, s | step done, s | tracing, s | paused, s |",
         "|---|---|---|---|---|---|---|---|",
@@ -142,5 +145,5 @@ def draw(figures: Mapping[str, Any], path: str) -> None:
         yticks=places, yticklabels=[f"{hosts}, {kind}" for hosts, kind in labels], xlabel="seconds from the change"
     )
     axes.invert_yaxis()
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=3)
     writing.save_picture(figure, path)
