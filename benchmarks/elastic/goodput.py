@@ -2,7 +2,7 @@
 
 Two hosts of one rank each train for --minutes, in steps that a callback makes 100 ms longer, with commits by default.
 Each --period seconds something happens, in turn: a host is taken away, another comes, a rank is killed, another host
-comes.
+comes. Ranks wait 10 s for one that stands still, as in the question of recovery.
 
 Goodput is useful time / elapsed time. Useful time is the number of steps that count at the end, without those that were
 made again after a death, each times the mean time of a step of an undisturbed job of as many ranks: what steps took,
@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
             say(f"after {found[-1].at - begin:.0f} s, {kind}: {found[-1].again:.1f} s until a step")
         time.sleep(max(0.0, begin + 60 * options.minutes - time.time()))
         made = goodput(cluster.job.events("step"), found, begin, time.time(), cluster.host)
-    return section(made, found, options.period)
+    return section(made, [each._replace(at=each.at - begin) for each in found], options.period)
 
 
 def goodput(events: changes.Events, found: Sequence[Change], begin: float, end: float, host: str) -> Goodput:

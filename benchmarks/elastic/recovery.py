@@ -82,7 +82,11 @@ def section(found: Changes) -> Section:
         more = (_spread([getattr(each, name) for each in group]) for name in ("retrace", "paused"))
         lines.append(f"| {shape} | {TOLD[kind]} | {len(group)} | {' | '.join([*columns, *more])} |")
     lines += ["", TORCHFT]
-    rows = [{"hosts": shape, **each._asdict()} for shape, group in found.items() for each in group]
+    rows = [
+        {"hosts": shape, **each._asdict(), "at": each.at - group[0].at}
+        for shape, group in found.items()
+        for each in group
+    ]
     return Section(TITLE, lines, {"changes": writing.columns(rows)}, verdicts_of(found))
 
 
