@@ -31,6 +31,7 @@ BENCHMARKS = {
     "datacache": Benchmark("Does the cache of the input pay?", "minutes"),
     "dct": Benchmark("Does a model in stages train faster with few activations?", "hours"),
     "dropping": Benchmark("What does gradient dropping on servers cost in accuracy?", "days"),
+    "elastic": Benchmark("How soon do ranks train again when others go or come?", "minutes"),
     "exchange": Benchmark("How long does an exchange take, beside rivals and the floor?", "an hour"),
     "lars": Benchmark("How fast are LARS and LAMB?", "minutes"),
     "linear": Benchmark("How much sooner are sparse linear models trained (SparCML, Table 2)?", "an hour"),

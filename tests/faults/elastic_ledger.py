@@ -9,8 +9,6 @@ how it ended: `ledger.py` checks the sums.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
 import time
 
@@ -19,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from benchmarks.machines.loopback_job import Log
 from hvd_sparse.exchange import remains
 from hvd_sparse.keras.exchanging import exchange_of
 from tests.faults.ledger import SIZE, gradient
@@ -48,10 +47,6 @@ class Ledger(hvd.elastic.KerasState):
             gone=[int(rank) for rank in self._meeting.gone],
             handed=kept.planned is None or kept.handed is not None,  # None: nothing was exchanged since
         )
-
-
-def say(**told):
-    written.write(json.dumps({"time": time.time(), "pid": os.getpid(), "host": host, **told}) + "\n")
 
 
 def own_waiting(model):
@@ -91,23 +86,22 @@ if __name__ == "__main__":
     parser.add_argument("--recipe", choices=RECIPES, default="dense")
     parser.add_argument("--pace", type=float, default=0.05, help="seconds that each step takes longer")
     options = parser.parse_args()
-    host = os.environ["HOROVOD_HOSTNAME"]
-    with open(options.folder / f"events.{host}.{os.environ['HOROVOD_LOCAL_RANK']}", "a", buffering=1) as written:
-        say(event="started")
-        hvd.init()
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1, use_bias=False)])
-        optimizer = keras.optimizers.SGD(1.0)
-        model.compile(hvd.DistributedOptimizer(optimizer, aggregator=RECIPES[options.recipe]()), "mse")
-        begins = model.get_weights()[0][:, 0].tolist()
-        state = Ledger(model, step=0, sizes=[])
-        state.register_reset_callbacks([lambda: None])  # the learning rate stays 1
-        train(state)
-        say(
-            event="trained",
-            size=hvd.size(),
-            begins=begins,
-            weights=model.get_weights()[0][:, 0].tolist(),
-            waiting=waiting(model).tolist(),
-            sizes=state.sizes,
-        )
+    say = Log(options.folder)
+    say(event="started")
+    hvd.init()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1, use_bias=False)])
+    optimizer = keras.optimizers.SGD(1.0)
+    model.compile(hvd.DistributedOptimizer(optimizer, aggregator=RECIPES[options.recipe]()), "mse")
+    begins = model.get_weights()[0][:, 0].tolist()
+    state = Ledger(model, step=0, sizes=[])
+    state.register_reset_callbacks([lambda: None])  # the learning rate stays 1
+    train(state)
+    say(
+        event="trained",
+        size=hvd.size(),
+        begins=begins,
+        weights=model.get_weights()[0][:, 0].tolist(),
+        waiting=waiting(model).tolist(),
+        sizes=state.sizes,
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import pathlib
 import signal
@@ -18,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from benchmarks.machines.loopback_job import Log
 
 RECIPES = {
     "dense": hvd.recipes.dense,
@@ -37,25 +37,19 @@ def main() -> None:
     parser.add_argument("--tape", action="store_true", help="train in a loop of one's own, by a tape")
     parser.add_argument("--fault", choices=["nan"], help="a fault of the script's own, in its tenth step")
     options = parser.parse_args()
-    host = os.environ["HOROVOD_HOSTNAME"]
-    place = f"{host}.{os.environ['HOROVOD_LOCAL_RANK']}"
-    with open(options.folder / f"events.{place}", "a", buffering=1) as events:
-
-        def say(**told: object) -> None:
-            events.write(json.dumps({"time": time.time(), "pid": os.getpid(), "host": host, **told}) + "\n")
-
-        say(event="started")
-        doomed = options.folder / "doomed"
-        if doomed.exists():  # the next process that starts
-            doomed.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        hvd.init()
-        say(event="connected", rank=hvd.rank(), size=hvd.size())
-        loop(options, say) if options.tape else train(options, say)
-        say(event="ended")
+    say = Log(options.folder)
+    say(event="started")
+    doomed = options.folder / "doomed"
+    if doomed.exists():  # the next process that starts
+        doomed.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.init()
+    say(event="connected", rank=hvd.rank(), size=hvd.size())
+    loop(options, say) if options.tape else train(options, say)
+    say(event="ended")
 
 
-def train(options: argparse.Namespace, say) -> None:
+def train(options: argparse.Namespace, say: Log) -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(4)])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), aggregator=RECIPES[options.recipe]())
@@ -102,7 +96,7 @@ def train(options: argparse.Namespace, say) -> None:
     )
 
 
-def loop(options: argparse.Namespace, say) -> None:
+def loop(options: argparse.Namespace, say: Log) -> None:
     """Each rank's gradient is its number, so that the mean is known."""
     variable = tf.Variable(tf.zeros([8]))
 

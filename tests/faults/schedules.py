@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.machines.loopback_job import LoopbackJob
 from tests.faults import ledger
-from tests.faults.elastic_job import ElasticJob
+from tests.parallel.launch import QUIET
 
 HANG = 60.0  # seconds without a step that count as a hang, on top of the time limits that are set below
 LIMITS = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "8", "HOROVOD_ELASTIC_BEAT_TIMEOUT": "8"}
@@ -104,10 +105,10 @@ def run(schedule: Schedule, folder: pathlib.Path) -> float:
         AssertionError: if something does not hold; the folder keeps what the ranks have written.
     """
     before = set(os.listdir("/dev/shm"))
-    job = ElasticJob(folder, "tests.faults.elastic_ledger")
+    job = LoopbackJob(folder, "tests.faults.elastic_ledger")
     try:
         hosts = {host: schedule.slots for host in schedule.hosts}
-        job.start(hosts, LEAST, ["--recipe", schedule.recipe], LIMITS)
+        job.start(hosts, LEAST, ["--recipe", schedule.recipe], {**QUIET, **LIMITS})
         _wait(job, hosts, 3, time.time() - HANG)
         for fault in schedule.faults:
             since = time.time()
@@ -126,7 +127,7 @@ def run(schedule: Schedule, folder: pathlib.Path) -> float:
     return max(_pauses(events), default=0.0)
 
 
-def _strike(job: ElasticJob, hosts: dict[str, int], fault: Fault) -> None:
+def _strike(job: LoopbackJob, hosts: dict[str, int], fault: Fault) -> None:
     signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
     if fault.kind in signals:
         slots = range(hosts[fault.host]) if fault.kind == "term" else [fault.slot]
@@ -141,7 +142,7 @@ def _strike(job: ElasticJob, hosts: dict[str, int], fault: Fault) -> None:
         job.set_hosts(hosts)
 
 
-def _wait(job: ElasticJob, hosts: dict[str, int], steps: int, since: float) -> None:
+def _wait(job: LoopbackJob, hosts: dict[str, int], steps: int, since: float) -> None:
     """Waits until the ranks of these hosts have made so many steps together since then."""
     ranks = sum(hosts.values())
 

@@ -79,7 +79,7 @@ class ObjectState(HorovodObjectState, BackedUpState):
         self.save()
         try:
             all_write = self._check(self.backups is not None and self.backups.is_due())
-        except (HostsUpdatedInterrupt, SystemExit):
+        except HostsUpdatedInterrupt:
             self._commits = {self._number: self._commits[self._number]}
             raise
         self._commits = {self._number: self._commits[self._number]}

@@ -163,6 +163,8 @@ def test_ranks_write_the_same_commit_while_they_train(tmp_path):
         each.state.backups.wait()
     newest = Backups(tmp_path, 1).found()[0]
     assert newest.counts and newest.ranks == 4
+    files = [Backups(tmp_path, 1).read(newest, rank).arrays for rank in range(4)]
+    assert [sum(key.startswith("variable") for key in each) for each in files][1:] == [0, 0, 0]  # rank 0 has them
 
     def then(rank):
         assert 0 < rank.state.step <= BEFORE
@@ -170,6 +172,17 @@ def test_ranks_write_the_same_commit_while_they_train(tmp_path):
         return rank.weights, rank.waiting(), rank.state.sizes
 
     adds_up(resumed(tmp_path, RECIPES["recommended"], (2, 1), then), ranks[0].beginning)
+
+
+def test_none_writes_until_all_would(tmp_path):
+    def one_rank(rank):
+        state = hvd.elastic.ObjectState(step=0, backup_dir=tmp_path, backup_seconds=1e-6 if rank else 1000)
+        state.sync()
+        state.commit()
+        state.backups.wait()
+
+    world.run(2, 1, one_rank)
+    assert not Backups(tmp_path, 1).found()
 
 
 # ---- each rank's own, and the learning rate ----
