@@ -206,8 +206,8 @@ class TensorFlowKerasState(ObjectState):
         require_same(None if whole is None else whole.manifest["variables"], self._described())
         variables = [] if whole is None else paired(self._held(), whole)
         if own is not None:
-            saved = {name: own.arrays.get(f"own {name}") for name in (here := own_of(self._trained))}
-            variables += [(here[name].variable, value) for name, value in saved.items() if value is not None]
+            saved = [(each.variable, own.arrays.get(f"own {name}")) for name, each in own_of(self._trained).items()]
+            variables += [(variable, value) for variable, value in saved if value is not None]
         exchanges = {place: Kept(None, {}, _remains_of(place, parts)) for place in self.exchanges()}
         return {**super()._unpacked(parts, own), "variables": variables, "exchanges": exchanges}
 
