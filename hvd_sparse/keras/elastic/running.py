@@ -10,6 +10,7 @@ from typing import Any
 
 from hvd_sparse.exchange import naming
 from hvd_sparse.keras.elastic.base import LEFT
+from hvd_sparse.keras.elastic.leftovers import destroy_elsewhere
 from hvd_sparse.transport import first_rank, lost, membership, topology
 from hvd_sparse.transport.launcher_store import RanksMissingError
 from hvd_sparse.transport.membership import HorovodInternalError, HostsUpdatedInterrupt
@@ -58,12 +59,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
     changed = False
     while True:
+        ended: list[BaseException] = []
         try:
             if changed:
                 _change(state)
             state.sync()
             return func(state, *args, **kwargs)
-        except HostsUpdatedInterrupt:
+        except HostsUpdatedInterrupt as notice:
+            ended.append(notice)
             has_handed_over = _hand_over(state)
             if getattr(state, "leaves", False):
                 if not has_handed_over and hasattr(state, "back_up_alone"):
@@ -73,7 +76,9 @@ def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
         except Exception as error:
             if not _is_loss(error):
                 raise
+            ended.append(error)
             _restore(state, error)
+        destroy_elsewhere(ended)
         changed = True
 
 
