@@ -127,6 +127,33 @@ def test_a_rank_that_stands_still_is_ended(tmp_path, slots):
     assert f"has not been heard of for {GLOO} s: it is ended" in job.output()
 
 
+def test_a_worker_that_the_driver_has_ended_has_failed_whatever_its_status():
+    """The status of a shell that was ended is lost now and then, and is 0 then; one that succeeds ends the job."""
+    from horovod.runner.elastic.discovery import FixedHosts
+    from horovod.runner.elastic.driver import ElasticDriver
+    from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+    from horovod.runner.http.http_server import RendezvousServer
+
+    def work(slot, events):
+        while not any(each.is_set() for each in events):
+            time.sleep(0.01)
+        return 0, time.time()
+
+    server = RendezvousServer()
+    driver = ElasticDriver(server, FixedHosts({FIRST: 1, SECOND: 1}), 1, 2)
+    server.start(create_rendezvous_handler(driver))
+    try:
+        driver.start(2, work)
+        driver._host_manager.get_host_event(SECOND).set()
+        deadline = time.monotonic() + 60
+        while driver._worker_registry.count("FAILURE") + driver._worker_registry.count("SUCCESS") == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert driver._worker_registry.count("FAILURE") == 1 and not driver.finished()
+    finally:
+        driver.stop()
+
+
 @pytest.mark.thorough
 def test_one_that_joins_and_dies_before_it_is_connected_costs_seconds(tmp_path):
     with running(tmp_path, {FIRST: 1, SECOND: 1}, "--recipe", "hitopk", "--pace", "0.2") as job:
