@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--backup-dir", help="shared by all hosts; the next job goes on from there if all ranks end")
     options = parser.parse_args()
 
     hvd.init()
@@ -46,7 +47,7 @@ def main() -> None:
             verbose=2 if hvd.rank() == 0 else 0,
         )
 
-    train(hvd.elastic.KerasState(model, epoch=0, batch=0))
+    train(hvd.elastic.KerasState(model, epoch=0, batch=0, backup_dir=options.backup_dir))
 
     _, accuracy = model.evaluate(data.test_images, data.test_labels, verbose=0)
     if hvd.rank() == 0:

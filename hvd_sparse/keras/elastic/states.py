@@ -192,7 +192,6 @@ class TensorFlowState(ObjectState):
 
     def _unpacked(self, parts: Mapping[int, Archive], own: Archive | None) -> dict[str, Any]:
         whole = own if topology.rank() == 0 else None
-        found = [] if whole is None else whole.manifest["variables"]
-        require_same(found if whole is not None else None, described(self.variables))
+        require_same(None if whole is None else whole.manifest["variables"], described(self.variables))
         variables = [] if whole is None else paired(self.variables, whole)
         return {**super()._unpacked(parts, own), "variables": variables}
