@@ -1,7 +1,8 @@
 """Two ranks that end Horovod while threads begin collectives, round by round: python -m tests.faults.late_rank FOLDER.
 
-Rank 0 ends Horovod. On rank 1 each thread has one collective of many tensors, which takes milliseconds to hand over, and
-they begin one after another around that moment. Rank 1 writes to FOLDER/answered.N how many were answered in round N.
+Rank 0 ends Horovod. On rank 1 each thread has one collective of many tensors, which takes milliseconds to hand over,
+and they begin one after another around that moment. Rank 1 writes to FOLDER/answered.N how many were answered in round
+N.
 """
 
 import os
