@@ -13,7 +13,7 @@ import numpy as np
 import link
 from datacache.buffers import Buffers
 from datacache.counters import Counters
-from datacache.layout import Layout
+from datacache.elements import Elements
 from datacache.levels import Level
 from datacache.order import Schedule
 from datacache.peers.owners import Asked, Nobody
@@ -59,16 +59,17 @@ class Ahead:
     """What all batches of one rank for one schedule share: their samples are fetched ahead.
 
     Attributes:
-        layout: of samples.
+        elements: what users get of the samples.
+        layout: of samples as levels keep them.
         schedule: which samples are in which batch.
         rank: the rank that reads the batches.
         ahead: number of batches for which samples are fetched ahead.
         counters: of the process.
     """
 
-    def __init__(self, layout: Layout, schedule: Schedule, rank: int, supply: Supply):
-        """Takes the samples' layout, the schedule, the rank, and the source of samples."""
-        self.layout, self.schedule, self.rank = layout, schedule, rank
+    def __init__(self, elements: Elements, schedule: Schedule, rank: int, supply: Supply):
+        """Takes what samples are, the schedule, the rank, and the source of samples."""
+        self.elements, self.layout, self.schedule, self.rank = elements, elements.layout, schedule, rank
         self.ahead, self.counters = supply.ahead, supply.counters
         self._supply, self._reader, self._owners, self._process = supply, supply.reader, supply.owners, os.getpid()
         self._next = 0  # the first batch whose samples have not been asked for
@@ -129,10 +130,10 @@ class Ahead:
 class Batches(Ahead):
     """Batches of samples of one shape; `read` may be called by several threads, in about rising order."""
 
-    def __init__(self, layout: Layout, schedule: Schedule, rank: int, supply: Supply):
+    def __init__(self, elements: Elements, schedule: Schedule, rank: int, supply: Supply):
         """As `Ahead`."""
-        super().__init__(layout, schedule, rank, supply)
-        self._buffers = Buffers(schedule.batch_size * layout.size)
+        super().__init__(elements, schedule, rank, supply)
+        self._buffers = Buffers(schedule.batch_size * self.layout.size)
 
     def read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """A batch.

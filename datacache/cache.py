@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from datacache import closing, fingerprint, launchers, memory, slab
+from datacache import closing, fingerprint, launchers, memory, nests, slab
 from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
-from datacache.layout import Layout, parse_shape
+from datacache.elements import Elements
 from datacache.levels import Level, Nowhere
 from datacache.order import Schedule, chosen, permutation
 from datacache.peers.owners import Nobody
@@ -104,12 +104,7 @@ class DataCache:
             )
         if peer_timeout <= 0:
             raise ValueError(f"Expected a peer_timeout of more than 0 seconds, got {peer_timeout}.")
-        wanted = None if shape is None else parse_shape(shape)
-        if wanted is not None and None in wanted and self.world.peers:
-            raise ValueError(
-                f"Peers serve each other samples of one shape only, got shape={wanted} and {len(self.world.peers)} "
-                "peers: leave out World.peers (DATACACHE_PEERS), or let the decode function bring all to one shape."
-            )
+        wanted = None if shape is None else nests.parse_shapes(shape)
         self._seed, self._key = seed, fingerprint.with_shape(fingerprint.of(decode), wanted)
         self.counters = Counters()
         self._store = Store(source, local_dir, progress=progress)
@@ -118,7 +113,14 @@ class DataCache:
         try:
             self._levels.append(self._store.open_source_level(disk_bytes))
             decoder = Decoder(decode, wanted)
-            self.layout = decoder.layout = self._find_layout(decoder)
+            self.elements = decoder.elements = self._find_elements(decoder)
+            self.layout = self.elements.layout
+            if self.layout.varies and self.world.peers:
+                raise ValueError(
+                    f"Peers serve each other samples of one shape only, got {self.elements} and "
+                    f"{len(self.world.peers)} peers: leave out World.peers (DATACACHE_PEERS), or let the decode "
+                    "function bring all to one shape, without strings."
+                )
             decoded: Level = Nowhere("decoded")
             if keep_decoded:
                 decoded = self._store.open_decoded_level(self._key, self.layout, disk_bytes)
@@ -171,7 +173,7 @@ class DataCache:
         If shapes vary, the samples of a batch are a list of read-only arrays, each in its own shape.
         """
         made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder))
-        return (made.read(step) for step in range(len(made)))
+        return (self.elements.batch(*made.read(step)) for step in range(len(made)))
 
     def dataset(
         self,
@@ -224,7 +226,7 @@ class DataCache:
         """
         from datacache import dataset  # TensorFlow is imported only here, if it is needed
 
-        return dataset.select(self.take, self.layout, rows, map_func)
+        return dataset.select(self._take, self.elements, rows, map_func)
 
     def take(self, indices: Any) -> tuple[Any, np.ndarray]:
         """The samples at these indices of the source, as in `batches`.
@@ -235,8 +237,7 @@ class DataCache:
         Raises:
             IndexError, ValueError: if no sample, or one that does not exist, is chosen; if they are no such array.
         """
-        order = chosen(indices, len(self))
-        return self.prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
+        return self.elements.batch(*self._take(indices))
 
     def training(
         self,
@@ -327,7 +328,7 @@ class DataCache:
         refuse_fork(self._process)
         supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
         kind = VaryingBatches if self.layout.varies else Batches
-        return kind(self.layout, schedule, self.world.rank if rank is None else rank, supply)
+        return kind(self.elements, schedule, self.world.rank if rank is None else rank, supply)
 
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
         """One sample, in its own shape, and its label, by index in the source; errors as in `Batches.read`.
@@ -336,7 +337,7 @@ class DataCache:
         method allowed there is `close`, which does nothing.
         """
         record = self._reader.fetch(index).record
-        return self.layout.unpack(record.payload), record.label
+        return self.elements.one(self.layout.unpack(record.payload), record.label)
 
     def close(self) -> None:
         """Waits for running reads, saves counters and closes all levels; calling it again does nothing.
@@ -347,6 +348,11 @@ class DataCache:
         """
         self._closing.end()
 
+    def _take(self, indices: Any) -> tuple[Any, np.ndarray]:
+        """The samples at these indices as levels keep them, and their labels; errors as from `take`."""
+        order = chosen(indices, len(self))
+        return self.prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
+
     def _input(self, schedule: Callable[[int, int], Schedule]) -> Any:
         """What callbacks need, for the ranks that there are now."""
         from datacache.position import Input  # as in `training`
@@ -355,16 +361,16 @@ class DataCache:
         order = {"samples": len(self), "seed": self._seed}
         return Input(schedule, prepare, self.world.rank, order, self._store.fingerprint)
 
-    def _find_layout(self, decoder: Decoder) -> Layout:
-        """The layout of decoded samples, from the first one; determined once for all processes and runs."""
-        known = self._store.load_layout(self._key)
+    def _find_elements(self, decoder: Decoder) -> Elements:
+        """What decoded samples are, from the first one; determined once for all processes and runs."""
+        known = self._store.load_elements(self._key)
         if known:
             return known
         reader = self._read_through(decoder, self._levels[0], Nowhere("decoded"), Nowhere("memory"))
         reader.fetch(min(self.world.owned(len(self)).start, len(self) - 1))  # one that no other node reads
-        assert decoder.layout is not None
-        self._store.save_layout(self._key, decoder.layout)
-        return decoder.layout
+        assert decoder.elements is not None
+        self._store.save_elements(self._key, decoder.elements)
+        return decoder.elements
 
     def _open_memory(self, directory: Path, memory_bytes: int | None) -> Level:
         if memory_bytes == 0:

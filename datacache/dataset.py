@@ -2,7 +2,7 @@
 
 A batch that is entirely in memory is gathered by a TensorFlow operation that reads the slab itself, so that it never
 waits for Python's global lock; any other goes through `Batches.read`. Samples of varying shapes come from Python, a
-batch at a time and end to end, and are split here.
+batch at a time and end to end; `tensors` makes elements of both.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from datacache import tensors
 from datacache.batches import Batches, VaryingBatches
-from datacache.buffers import aligned
-from datacache.layout import Layout
+from datacache.elements import Elements
 from datacache.native import SlabHandle
 from datacache.slab import Slab
 
@@ -38,7 +38,6 @@ _AGAIN = (
 _LIBRARY = Path(__file__).with_name("_ops.so")
 
 _Batch = tuple[tf.Tensor, tf.Tensor]
-_Parts = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 AnyBatches: TypeAlias = Batches | VaryingBatches
 
 _lent: weakref.WeakKeyDictionary[Slab, int] = weakref.WeakKeyDictionary()  # the number of each slab
@@ -46,7 +45,7 @@ _lock = threading.Lock()
 
 
 def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
-    """Makes a dataset of (samples, labels) from a rank's batches, in order.
+    """Makes a dataset of elements, such as (samples, labels), from a rank's batches, in order.
 
     Args:
         batches: what is read; the dataset may be iterated several times, and warns at the second, as all passes are
@@ -108,15 +107,15 @@ def make_stream(
 
 def select(
     take: Callable[[np.ndarray], tuple[Any, np.ndarray]],
-    layout: Layout,
+    elements: Elements,
     rows: tf.data.Dataset,
     map_func: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Makes a dataset of (samples, labels) from batches that are chosen elsewhere.
+    """Makes a dataset of elements from batches that are chosen elsewhere.
 
     Args:
-        take: maps indices to samples and labels int64 [b]; see `DataCache.take`.
-        layout: of samples.
+        take: maps indices to samples, as levels keep them, and labels int64 [b].
+        elements: what samples are.
         rows: the indices of each batch, of any shape that `take` accepts.
         map_func: see `DataCache.select`.
 
@@ -128,16 +127,19 @@ def select(
     """
     _require_rows(rows)
 
-    def read(indices: tf.Tensor) -> _Batch:
+    layout = elements.layout
+
+    def read(indices: tf.Tensor) -> Any:
         samples, labels = tf.numpy_function(take, [indices], [tf.as_dtype(layout.dtype), tf.int64], stateful=False)
-        return tf.ensure_shape(samples, [None, *layout.shape]), tf.ensure_shape(labels, [None])
+        samples, labels = tf.ensure_shape(samples, [None, *layout.shape]), tf.ensure_shape(labels, [None])
+        return tensors.opened(elements, samples, labels)
 
     def mapped(indices: tf.Tensor) -> tf.data.Dataset:
         if layout.varies:
-            samples = _part(*_read_parts(layout, take, indices))
+            samples = tensors.parted(elements, tensors.read_columns(elements, take, indices))
         else:
             samples = tf.data.Dataset.from_tensor_slices(read(indices))
-        as_wanted = _cut(layout, map_func) if layout.varies else map_func
+        as_wanted = tensors.cut(elements, map_func) if layout.varies else map_func
         samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         batched = samples.ragged_batch if map_func is None else samples.batch
         return batched(tf.size(indices, tf.int64))
@@ -213,7 +215,7 @@ class _Epoch(NamedTuple):
     def dataset(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
         """The batches of an epoch, from its number, its plan and the numbers of its steps."""
         if self.like.layout.varies:
-            samples, as_wanted = self._parted(number, steps), _cut(self.like.layout, self.map_func)
+            samples, as_wanted = self._parted(number, steps), tensors.cut(self.like.elements, self.map_func)
         elif self.map_func is None:
             return self._whole_batches(number, order, spans, steps)
         else:
@@ -236,67 +238,26 @@ class _Epoch(NamedTuple):
             samples, labels = tf.numpy_function(read, [number, step], dtypes, stateful=False)
             return samples, labels
 
-        def batch(step: tf.Tensor) -> _Batch:
+        def batch(step: tf.Tensor) -> Any:
             samples, labels = by_python(step) if gather is None else gather(order, spans, step, lambda: by_python(step))
             samples.set_shape([count, *layout.shape])
             labels.set_shape([count])
-            return samples, labels
+            return tensors.opened(self.like.elements, samples, labels)
 
         return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
 
     def _parted(self, number: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
-        """The samples, each as its whole batch's elements end to end, and where it begins and ends there; see `_cut`.
-
-        All samples of a batch refer to the same elements, so nothing is copied until they are cut, several at once.
-        """
+        """The samples of varying shapes; see `tensors.parted`."""
+        elements = self.like.elements
 
         def read(number: np.ndarray, step: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
             return self.prepare(int(number)).read(int(step))
 
-        def batch(step: tf.Tensor) -> _Parts:
-            return _read_parts(self.like.layout, read, number, step)
+        def batch(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return tuple(tensors.read_columns(elements, read, number, step))
 
-        return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(_part)
-
-
-def _read_parts(layout: Layout, read: Callable[..., tuple[list[np.ndarray], np.ndarray]], *of: tf.Tensor) -> _Parts:
-    """A batch's elements end to end, the shapes of its samples, and its labels."""
-
-    def flat(*which: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        samples, labels = read(*which)
-        return _end_to_end(samples), np.array([sample.shape for sample in samples], np.int64), labels
-
-    dtypes = [tf.as_dtype(layout.dtype), tf.int64, tf.int64]
-    elements, shapes, labels = tf.numpy_function(flat, of, dtypes, stateful=False)
-    elements.set_shape([None])
-    shapes.set_shape([None, len(layout.shape)])
-    labels.set_shape([None])
-    return elements, shapes, labels
-
-
-def _part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.Dataset:
-    """The elements of a batch, with each sample's begin and end in them, its shape and its label."""
-    sizes = tf.reduce_prod(shapes, axis=1)
-    ends = tf.cumsum(sizes)
-    places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
-    return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(elements).repeat(), places)
-
-
-def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Maps an element of `_parted` to a sample and its label, or to the function's result for them."""
-
-    def cut(elements: tf.Tensor, place: tuple[tf.Tensor, ...]) -> Any:
-        begin, end, shape, label = place
-        sample = tf.ensure_shape(tf.reshape(elements[begin:end], shape), layout.shape)
-        return (sample, label) if map_func is None else map_func(sample, label)
-
-    return cut
-
-
-def _end_to_end(samples: list[np.ndarray]) -> np.ndarray:
-    """All elements of these arrays, aligned so that TensorFlow does not copy them."""
-    made = aligned(sum(sample.nbytes for sample in samples)).view(samples[0].dtype)
-    return np.concatenate([sample.reshape(-1) for sample in samples], out=made)
+        read_ahead = steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True)
+        return read_ahead.flat_map(lambda *columns: tensors.parted(elements, list(columns)))
 
 
 def _gather(batches: AnyBatches) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[], _Batch]], _Batch] | None:

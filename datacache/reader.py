@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from datacache import files, waiting
+from datacache import files, nests, waiting
 from datacache.counters import Counters
+from datacache.elements import Elements
 from datacache.errors import DecodeError
 from datacache.files import IndexLocks
-from datacache.layout import Layout, Shape, common
+from datacache.layout import Layout, common
 from datacache.levels import DamagedRecordError, Level, Quarantine, Record
 from datacache.listing import NO_LABEL, Listing, label_of
+from datacache.nests import Leaf
 from datacache.sources import Source
 
 _DTYPES = {"bool", "float16", "float32", "float64"} | {
@@ -41,16 +43,21 @@ class Decoder:
     """The user's function, with its results checked.
 
     Attributes:
-        layout: of all samples; None before the first.
+        elements: what all samples are; None before the first.
     """
 
-    def __init__(self, decode: Callable[[bytes], Any], shape: Shape | None = None):
-        """Takes the function that maps a sample's bytes to an array, or to (array, label), and the arrays' shape.
+    def __init__(self, decode: Callable[[bytes], Any], shape: Any = None):
+        """Takes the function that maps a sample's bytes to an element, and the shapes of its parts.
 
-        Without a shape, all must have that of the first.
+        Without shapes, all must have those of the first; see `nests.parse_shapes`.
         """
         self._decode, self._shape = decode, shape
-        self.layout: Layout | None = None
+        self.elements: Elements | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of what levels keep; None before the first sample."""
+        return None if self.elements is None else self.elements.layout
 
     def __call__(self, payload: bytes, label: int, name: str) -> Record:
         """Decodes a sample; its label is the source's if the function returns none.
@@ -65,35 +72,52 @@ class Decoder:
                 f"{name} cannot be decoded ({type(error).__name__}: {error}): remove or repair it, or let the decode "
                 "function return a substitute."
             ) from error
+        if self.elements is None:
+            self.elements = self._like(made, label, name)
+        return self._packed(made, label, name) if self.elements.packing else self._plain(made, label, name)
+
+    def _like(self, made: Any, label: int, name: str) -> Elements:
+        """What all samples are, if this is one."""
+        if not nests.is_nested(self._shape or ()) and _is_plain(made):
+            array = _array(made[0] if isinstance(made, tuple) else made, name)
+            shape = array.shape if self._shape is None else self._shape
+            return Elements(Leaf(array.dtype.name, shape), False, isinstance(made, tuple) or label != NO_LABEL)
+        try:
+            nest = nests.described(made)
+        except nests.MismatchError as error:
+            raise DecodeError(f"{name} is decoded to what cannot be kept: {error}") from None
+        labelled = not isinstance(made, tuple) and label != NO_LABEL
+        return Elements(nests.with_shapes(nest, self._shape), True, labelled)
+
+    def _packed(self, made: Any, label: int, name: str) -> Record:
+        assert self.elements is not None and self.elements.packing is not None
+        try:
+            packed = self.elements.packing.pack(made)
+        except nests.MismatchError as error:
+            raise DecodeError(f"{name} is not decoded to {self.elements}, {self._reason}: {error}") from None
+        return Record(self.elements.layout.pack(packed), label)
+
+    def _plain(self, made: Any, label: int, name: str) -> Record:
+        assert self.elements is not None
         if isinstance(made, tuple):
             made, label = _parted(made, name)
-        elif label == NO_LABEL:
-            raise DecodeError(f"{name} has no label in the source: let the decode function return (array, label).")
-        array = _array(made, name)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # a dtype's name does not tell its byte order
+            if not self.elements.labelled:
+                raise DecodeError(f"Expected {self.elements} from decoding {name}, {self._reason}, got a label too.")
+        elif label == NO_LABEL and self.elements.labelled:
+            raise DecodeError(f"{name} has no label, {self._reason}: let the decode function return (array, label).")
+        array, expected = _array(made, name), self.elements.layout
         layout = Layout(array.dtype.name, array.shape)
         if layout.dtype not in _DTYPES:
             raise DecodeError(f"Expected an array of numbers from decoding {name}, got {layout.dtype}.")
-        if self.layout is None:
-            self.layout = layout if self._shape is None else layout._replace(shape=self._shape)
-        if not self.layout.admits(layout):
+        if not expected.admits(layout):
             raise DecodeError(
-                f"Expected {self.layout} from decoding {name}, {self._reason}, got {layout}: {self._remedy(layout)}."
+                f"Expected {expected} from decoding {name}, {self._reason}, got {layout}: {_remedy(expected, layout)}."
             )
-        return Record(self.layout.pack(array), label)
+        return Record(expected.pack(array), label)
 
     @property
     def _reason(self) -> str:
-        return "as for other samples" if self._shape is None else f"as shape={self._shape} says"
-
-    def _remedy(self, layout: Layout) -> str:
-        """What to do about a sample that does not match the others."""
-        assert self.layout is not None
-        remedy = "let the decode function bring all to one shape"
-        shape = common(self.layout.shape, layout.shape)
-        if layout.dtype != self.layout.dtype:
-            return f"{remedy} and dtype"
-        return remedy if shape is None else f"{remedy}, or pass DataCache(shape={shape}), where it may vary"
+        return "as other samples are" if self._shape is None else f"as shape={self._shape} says"
 
 
 class ReadThrough:
@@ -230,13 +254,28 @@ class ReadThrough:
             self._counters.add(f"not kept.{level.name}")
 
 
+def _is_plain(made: Any) -> bool:
+    """Whether a decode function has returned an array of numbers that every level knows, or one and its label."""
+    if isinstance(made, tuple):
+        return len(made) == 2 and _is_integer(made[1]) and _is_plain(made[0]) and not isinstance(made[0], tuple)
+    if isinstance(made, Mapping | str | bytes):
+        return False
+    with contextlib.suppress(Exception):  # what cannot be an array is refused, with its parts
+        return np.asarray(made).dtype.newbyteorder("=").name in _DTYPES
+    return False
+
+
+def _is_integer(label: Any) -> bool:
+    with contextlib.suppress(ValueError):
+        label_of(label, "")
+        return True
+    return False
+
+
 def _parted(made: tuple, name: str) -> tuple[Any, int]:
     """The array and the label that a decode function has returned for a sample."""
     if len(made) != 2:
-        raise DecodeError(
-            f"Expected an array, or (array, label), from decoding {name}, got a tuple of {len(made)}: only these two "
-            "are kept; put what else belongs to a sample into its array."
-        )
+        raise DecodeError(f"Expected (array, label) from decoding {name}, as for other samples, got {len(made)} parts.")
     try:
         return made[0], label_of(made[1], name)
     except ValueError as error:
@@ -245,12 +284,22 @@ def _parted(made: tuple, name: str) -> tuple[Any, int]:
 
 def _array(made: Any, name: str) -> np.ndarray:
     try:
-        return np.asarray(made, order="C")
+        array = np.asarray(made, order="C")
     except Exception as error:  # such as a list of lists of unequal length; other objects may raise anything
         raise DecodeError(
             f"Expected an array of numbers from decoding {name}, got {type(made).__name__} that is none ({error}): "
             "return an array of one shape; pad rows of unequal length, or put them end to end."
         ) from None
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # a dtype's name does not tell its byte order
+
+
+def _remedy(expected: Layout, layout: Layout) -> str:
+    """What to do about a sample that does not match the others."""
+    remedy = "let the decode function bring all to one shape"
+    shape = common(expected.shape, layout.shape)
+    if layout.dtype != expected.dtype:
+        return f"{remedy} and dtype"
+    return remedy if shape is None else f"{remedy}, or pass DataCache(shape={shape}), where it may vary"
 
 
 @contextlib.contextmanager

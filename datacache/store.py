@@ -5,7 +5,7 @@ manifest.json                   which listing is the current one
 FINGERPRINT/                    one for each content; those that are no longer current and not in use are removed
 listing/, source/           the listing; the bytes of samples, in LMDB
 decoded-DECODE/             decoded samples, in LMDB
-layout-DECODE.json          dtype and shape of decoded samples
+layout-DECODE.json          what decoded samples are
 fetching, serving           locks of samples that are being fetched, and of addresses at which peers are served
 quarantine.jsonl, stats/    records that were damaged; counters of each process
 """
@@ -27,6 +27,7 @@ import xxhash
 from datacache import disk, files, limits
 from datacache.counters import Counters
 from datacache.disk import DiskLevel
+from datacache.elements import Elements
 from datacache.errors import NoSpaceError
 from datacache.files import IndexLocks
 from datacache.layout import Layout
@@ -124,14 +125,14 @@ class Store:
             self.source, self.listing, decoder, memory, decoded, disk, self.locks, self.quarantine, counters, owned
         )
 
-    def load_layout(self, decode: str) -> Layout | None:
-        """What `save_layout` saved; None if nothing was, or if it was saved before labels were examined."""
+    def load_elements(self, decode: str) -> Elements | None:
+        """What `save_elements` saved; None if nothing was, or if it was saved before labels were examined."""
         known = files.read_json(self._layout(decode))
-        return Layout(known["dtype"], tuple(known["shape"])) if known and "labels" in known else None
+        return Elements.from_json(known) if known and "labels" in known else None
 
-    def save_layout(self, decode: str, layout: Layout) -> None:
-        """Saves the layout of decoded samples."""
-        files.write_json(self._layout(decode), {**layout._asdict(), "labels": "int64"})
+    def save_elements(self, decode: str, elements: Elements) -> None:
+        """Saves what decoded samples are."""
+        files.write_json(self._layout(decode), {**elements.to_json(), "labels": "int64"})
 
     def close(self) -> None:
         """Allows others to remove the directory."""

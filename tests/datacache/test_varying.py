@@ -213,7 +213,7 @@ class TestShape:
 
     def test_peers_are_refused(self, images):
         world = World(0, 2, 0, 2, ("127.0.0.1:1", "127.0.0.1:2"), "127.0.0.1:1", b"secret of the job")
-        with pytest.raises(ValueError, match="samples of one shape only, got shape=\\(None, None, 3\\) and 2 peers"):
+        with pytest.raises(ValueError, match="samples of one shape only, got uint8 \\[None, None, 3\\] and 2 peers"):
             images.open(world=world)
 
     @pytest.mark.parametrize("wrong", [(None, -1, 3), "None", 3])

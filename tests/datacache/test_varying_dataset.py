@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import datacache
-from datacache import World, dataset
+from datacache import World, tensors
 from datacache.order import permutation
 from tests.datacache.test_cache import SIDE, assert_right, expected, images, options  # noqa: F401 - fixtures
 from tests.datacache.varying import COUNT, Images
@@ -191,7 +191,7 @@ def test_a_dataset_keeps_the_cache_open(folder):
 
 
 def test_elements_end_to_end_are_aligned_and_in_order(folder):
-    joined = dataset._end_to_end(folder.samples)
+    joined = tensors._end_to_end(folder.samples)
     assert joined.ctypes.data % 64 == 0 and joined.dtype == np.uint8
     np.testing.assert_array_equal(joined, np.concatenate([sample.reshape(-1) for sample in folder.samples]))
 
