@@ -67,7 +67,7 @@ def plan(options: argparse.Namespace) -> int:
         _source(options), _function(options), options.local_dir, 0, world=World(), shape=options.shape
     ) as cache:
         each, needed = _forecast_memory(cache)
-        _row("samples", f"{cache.layout}, {each}")
+        _row("samples", f"{cache.elements}, {each}")
         _row("memory", f"{needed}, {_free(memory.DIRECTORY)}")
     return 0
 
@@ -77,7 +77,7 @@ def _forecast_memory(cache: DataCache) -> tuple[str, str]:
     if not cache.layout.varies:
         return f"{_size(cache.layout.size)} each", _size(slab.needed(len(cache), cache.layout.size))
     looked_at = np.linspace(0, len(cache) - 1, min(len(cache), _LOOKED_AT)).astype(int)
-    mean = int(np.mean([cache.fetch(int(index))[0].nbytes for index in looked_at]))
+    mean = int(np.mean([cache.stored_bytes(int(index)) for index in looked_at]))
     needed = disk.forecast(np.full(len(cache), mean))
     return f"{_size(mean)} each on average over {len(looked_at)} samples", f"about {_size(needed)}"
 
@@ -178,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--pattern", default="*.tfrecord*", help="of the TFRecord files' names")
         command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
         if run in (plan, warm):
-            command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to an array")
+            command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to a sample")
             command.add_argument("--shape", type=_shape, help="of the arrays, None where it varies, e.g. None,None,3")
         if run is warm:
             command.add_argument("--disk-bytes", type=bytes_in, metavar="SIZE", help=bytes_in.__doc__)

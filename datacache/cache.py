@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datacache import closing, fingerprint, launchers, memory, nests, slab
+from datacache import closing, fingerprint, launchers, memory, nests
 from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
 from datacache.elements import Elements
@@ -20,10 +20,8 @@ from datacache.peers.owners import Nobody
 from datacache.peers.server import Shelf
 from datacache.peers.start import Idle, meet, serve
 from datacache.reader import Decoder, ReadThrough
-from datacache.slab import Slab
 from datacache.sources import Progress, Source
 from datacache.store import Store
-from datacache.tmpfs import TmpfsLevel
 from datacache.workers import Workers, threads_of
 from datacache.world import World
 
@@ -40,7 +38,8 @@ class DataCache:
             model.fit(cache.dataset(batch_size=256, epoch=epoch).map(augment), ...)
 
     Attributes:
-        layout: dtype and shape of decoded samples, with None for dimensions that vary.
+        elements: what decoded samples are: dtype and shape of each part, with None for dimensions that vary.
+        layout: dtype and shape of the arrays that are kept of them.
         counters: where this process's samples came from, and what it waited for.
     """
 
@@ -58,15 +57,17 @@ class DataCache:
         workers: int | None = None,
         progress: Progress | None = None,
         peer_timeout: float = 10.0,
-        shape: Sequence[int | None] | None = None,
+        shape: Any = None,
     ):
         """Opens all levels; the first process of a node lists the source and decodes one sample.
 
         Args:
             source: where samples come from.
-            decode: maps a sample's bytes to an array, or to (array, label), always of the same dtype, and of the same
-                shape unless `shape` says otherwise. Random augmentation belongs after the cache. Called by several
-                threads at once.
+            decode: maps a sample's bytes to what batches are made of: an array, or any nest of dicts and tuples with
+                arrays, numbers, strings and bytes; (x, y), or (x, y, weight), are what `fit` takes. If it returns no
+                tuple, and the source has labels, elements are pairs with the label. All samples must have the same
+                parts, dtypes and, unless `shape` says otherwise, shapes. Random augmentation belongs after the cache.
+                Called by several threads at once.
             local_dir: a directory on a disk of this machine, the same for all ranks of a node.
             memory_bytes: for the decoded samples of a node, all its ranks together; what does not fit is read from the
                 local disk. By default what all samples need, or with varying shapes half of what memory_dir has free; 0
@@ -83,8 +84,9 @@ class DataCache:
             peer_timeout: seconds without a sign of life after which a peer is left alone, and its samples are read from
                 this node's own disk or the source. At the start a peer is waited for twice as long.
             shape: of decoded samples, with None for each dimension that varies from sample to sample, as in
-                tf.TensorSpec: (None, None, 3) for colour images of any size. By default all samples have the shape of
-                the first, and another shape is an error. Varying shapes use a memory level of their own kind (LMDB on
+                tf.TensorSpec: (None, None, 3) for colour images of any size. For nests a nest of shapes, in which parts
+                of dicts may be missing: {"boxes": (None, 4)}. By default all samples have the shape of the first, and
+                another shape is an error. Varying shapes, and strings, use a memory level of their own kind (LMDB on
                 memory_dir), and exclude peers.
 
         Raises:
@@ -125,7 +127,10 @@ class DataCache:
             if keep_decoded:
                 decoded = self._store.open_decoded_level(self._key, self.layout, disk_bytes)
             self._levels.append(decoded)
-            self._levels.append(self._open_memory(Path(memory_dir), memory_bytes))
+            owned = self.world.owned(len(self))
+            self._levels.append(
+                self._store.open_memory_level(self._key, self.layout, owned, Path(memory_dir), memory_bytes)
+            )
             self._reader = self._read_through(decoder, *self._levels)
             if self.world.peers:
                 self._join_peers(peer_timeout)
@@ -165,12 +170,10 @@ class DataCache:
         order = permutation(len(self), self._seed, epoch)
         return Schedule(order, batch_size, self.world.size, position, drop_remainder)
 
-    def batches(
-        self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False
-    ) -> Iterator[tuple[Any, np.ndarray]]:
-        """The batches of `dataset` as NumPy arrays, without TensorFlow.
+    def batches(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Iterator[Any]:
+        """The batches of `dataset` as NumPy arrays, without TensorFlow; strings are Python's, in arrays of objects.
 
-        If shapes vary, the samples of a batch are a list of read-only arrays, each in its own shape.
+        A part whose shape varies is a list of read-only arrays, each in its own shape.
         """
         made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder))
         return (self.elements.batch(*made.read(step)) for step in range(len(made)))
@@ -183,7 +186,7 @@ class DataCache:
         drop_remainder: bool = False,
         map_func: Callable[..., Any] | None = None,
     ) -> Any:
-        """An epoch as a `tf.data.Dataset` of (samples, labels).
+        """An epoch as a `tf.data.Dataset` of batches, such as (samples, labels).
 
             cache.dataset(256, epoch, map_func=lambda image, label: (tf.image.resize(image, (224, 224)), label))
 
@@ -193,13 +196,13 @@ class DataCache:
                 Each pass over the dataset has this order, so training needs a new dataset for each epoch.
             position: number of samples of the epoch that all ranks together have already read, to resume in mid-epoch.
             drop_remainder: leave out the last global batch if it is not full; otherwise it is divided evenly.
-            map_func: maps one sample and its label to whatever is batched, in TensorFlow, as for `tf.data.Dataset.map`.
-                It is applied after the cache and before batching, to several samples at once, and keeps their order. If
-                shapes vary, it must bring them to one shape.
+            map_func: maps one element, as (sample, label), to whatever is batched, in TensorFlow, as for
+                `tf.data.Dataset.map`. It is applied after the cache and before batching, to several samples at once,
+                and keeps their order. If shapes vary, it must bring them to one shape.
 
         Returns:
-            Batches of samples [b, ...] and labels int64 [b], the same number on every rank. With `map_func`, batches of
-            what it returns. Without it, if shapes vary, samples are a `tf.RaggedTensor`.
+            Batches of elements, as samples [b, ...] and labels int64 [b], the same number on every rank. With
+            `map_func`, batches of what it returns. Without it, parts whose shapes vary are each a `tf.RaggedTensor`.
 
         Raises:
             ValueError: if the last global batch has fewer samples than there are ranks, unless it is left out.
@@ -221,14 +224,13 @@ class DataCache:
             map_func: as for `dataset`; here it is applied to the samples of a batch in parallel.
 
         Returns:
-            A batch of samples [b, ...] and labels int64 [b] for each element of `rows`; with `map_func` a batch of what
-            it returns. Without it, if shapes vary, samples are a `tf.RaggedTensor`.
+            A batch, as from `dataset`, for each element of `rows`.
         """
         from datacache import dataset  # TensorFlow is imported only here, if it is needed
 
         return dataset.select(self._take, self.elements, rows, map_func)
 
-    def take(self, indices: Any) -> tuple[Any, np.ndarray]:
+    def take(self, indices: Any) -> Any:
         """The samples at these indices of the source, as in `batches`.
 
         Args:
@@ -330,14 +332,18 @@ class DataCache:
         kind = VaryingBatches if self.layout.varies else Batches
         return kind(self.elements, schedule, self.world.rank if rank is None else rank, supply)
 
-    def fetch(self, index: int) -> tuple[np.ndarray, int]:
-        """One sample, in its own shape, and its label, by index in the source; errors as in `Batches.read`.
+    def fetch(self, index: int) -> Any:
+        """The element of one sample, as (sample, label), by its index in the source; errors as in `Batches.read`.
 
         Peers are not asked. It may be called in a process that was forked from the one that made this; the only other
         method allowed there is `close`, which does nothing.
         """
         record = self._reader.fetch(index).record
         return self.elements.one(self.layout.unpack(record.payload), record.label)
+
+    def stored_bytes(self, index: int) -> int:
+        """The bytes that levels keep of a decoded sample; errors as from `fetch`."""
+        return len(self._reader.fetch(index).record.payload)
 
     def close(self) -> None:
         """Waits for running reads, saves counters and closes all levels; calling it again does nothing.
@@ -371,16 +377,6 @@ class DataCache:
         assert decoder.elements is not None
         self._store.save_elements(self._key, decoder.elements)
         return decoder.elements
-
-    def _open_memory(self, directory: Path, memory_bytes: int | None) -> Level:
-        if memory_bytes == 0:
-            return Nowhere("memory")
-        directory, key = memory.directory(directory), f"{self._store.fingerprint[:16]}-{self._key[:16]}"
-        if self.layout.varies:
-            return TmpfsLevel(directory, key, memory_bytes)
-        owned = self.world.owned(len(self))
-        needed = slab.needed(len(owned), self.layout.size)
-        return Slab(directory, key, owned, needed if memory_bytes is None else min(memory_bytes, needed))
 
     def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
         owned = self.world.owned(len(self))

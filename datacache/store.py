@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from datacache import disk, files, limits
+from datacache import disk, files, limits, memory, slab
 from datacache.counters import Counters
 from datacache.disk import DiskLevel
 from datacache.elements import Elements
@@ -34,7 +34,9 @@ from datacache.layout import Layout
 from datacache.levels import Level, Nowhere, Quarantine
 from datacache.listing import UNKNOWN_LENGTH, Listing
 from datacache.reader import Decoder, ReadThrough
+from datacache.slab import Slab
 from datacache.sources import Progress, Source
+from datacache.tmpfs import TmpfsLevel
 
 _FORMAT = "datacache store 1"
 _KEPT = 2  # levels of decoded samples of the last functions
@@ -107,6 +109,21 @@ class Store:
             opened = self._open(f"decoded-{decode}", "decoded", wanted, limit)
             _remove_older(self.directory)
         return opened
+
+    def open_memory_level(
+        self, decode: str, layout: Layout, owned: range, memory_dir: Path, limit: int | None
+    ) -> Level:
+        """The level for decoded samples in memory; `owned` are those that this node keeps.
+
+        If shapes vary it is an LMDB file on the tmpfs `memory_dir`, otherwise a slab there, of what the samples need.
+        """
+        if limit == 0:
+            return Nowhere("memory")
+        directory, key = memory.directory(memory_dir), f"{self.fingerprint[:16]}-{decode[:16]}"
+        if layout.varies:
+            return TmpfsLevel(directory, key, limit)
+        needed = slab.needed(len(owned), layout.size)
+        return Slab(directory, key, owned, needed if limit is None else min(limit, needed))
 
     def opening(self) -> contextlib.AbstractContextManager[None]:
         """A lock to hold while a level is opened, so that no other process removes it meanwhile."""

@@ -276,24 +276,6 @@ class TestFaults:
             with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
                 read(cache, 0)
 
-    def test_without_labels_batches_are_samples_alone(self, tmp_path, options):
-        source, contents = members.tf_records(tmp_path / "records")
-        options["decode"] = lambda payload: np.full(3, len(payload))
-        with datacache.DataCache(source, **options) as cache:
-            (samples,) = cache.batches(members.COUNT, 0)
-            wanted = [len(contents[index]) for index in permutation(members.COUNT, 0, 0)]
-            assert samples[:, 0].tolist() == wanted
-            assert [batch.shape for batch in cache.dataset(members.COUNT, 0)] == [(members.COUNT, 3)]
-            assert cache.fetch(0).tolist() == [len(contents[0])] * 3
-
-    def test_a_label_that_only_some_samples_have_is_an_error(self, tmp_path, options):
-        source, _ = members.tf_records(tmp_path / "records")
-        for some in (False, True):  # one record is empty
-            options["decode"] = lambda payload, some=some: np.zeros(3) if bool(payload) == some else (np.zeros(3), 1)
-            with pytest.raises(DecodeError, match="as other samples are"):
-                with datacache.DataCache(source, **options) as cache:
-                    read(cache, 0)
-
     def test_labels_from_the_decode_function(self, tmp_path, options):
         source, contents = members.tf_records(tmp_path / "records")
         options["decode"] = lambda payload: (np.zeros(3, np.float32), len(payload))

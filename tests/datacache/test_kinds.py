@@ -1,5 +1,6 @@
 """Every kind of data through the whole cache: to the bit from every level, by every way to read, after a restart."""
 
+import concurrent.futures
 import re
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 import tensorflow as tf
 
 import datacache
+import datacache.__main__
 from datacache import nests
 from datacache.order import permutation
+from examples import photographs
+from tests.datacache import node
 from tests.datacache.kinds import COUNT, KINDS, payload
 from tests.datacache.test_nests import assert_same
 
@@ -137,6 +141,41 @@ def test_sources_with_labels_add_them_to_a_dict(tmp_path):
         assert made["size"].tolist() == [len(payload(index)) for index in permutation(COUNT, 0, 0)]
         assert labels.tolist() == permutation(COUNT, 0, 0).tolist()
         assert cache.dataset(COUNT, 0).element_spec[1] == tf.TensorSpec([COUNT], tf.int64)
+
+
+def test_peers_serve_each_other_nests_of_one_shape(tmp_path):
+    peers, kind = node.free_addresses(2), KINDS["masks"]
+
+    def reading(rank):
+        world = datacache.World(rank, 2, rank, 2, tuple(peers), peers[rank], b"secret of the job")
+        cache = open_cache(tmp_path / str(rank), kind, world=world)
+        order = permutation(COUNT, 0, 0)
+        for step, batch in enumerate(cache.batches(4, 0)):
+            indices = order[cache.schedule(4, 0).span(step, rank)[0] : cache.schedule(4, 0).span(step, rank)[1]]
+            for element, index in zip(rows_of(cache, batch), indices, strict=True):
+                assert_same(element, tuple(flat(kind.decode(payload(index)))))
+        return cache
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        caches = list(pool.map(reading, range(2)))
+    assert sum(cache.counters.numbers().get("samples.peers", 0) for cache in caches) > 0
+    for cache in caches:
+        cache.close()
+
+
+def test_peers_cannot_serve_strings(tmp_path):
+    world = datacache.World(0, 2, 0, 2, ("127.0.0.1:1", "127.0.0.1:2"), "127.0.0.1:1", b"secret of the job")
+    with pytest.raises(ValueError, match="Peers serve each other samples of one shape only, got {'text': str, "):
+        open_cache(tmp_path, KINDS["texts"], world=world)
+
+
+def test_commands_tell_of_nests(tmp_path, capsys, monkeypatch):
+    photographs.write_folder(tmp_path / "images", 6, width=60, height=45, photographs=3)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "kept_with_name.py").write_text("def decode(data):\n    return {'size': len(data), 'head': data[:3]}\n")
+    command = ["--images", str(tmp_path / "images"), "--local-dir", str(tmp_path / "local")]
+    assert datacache.__main__.main(["plan", *command, "--decode", "kept_with_name:decode"]) == 0
+    assert "{'size': int64, 'head': bytes}, 32 bytes each on average over 6 samples" in capsys.readouterr().out
 
 
 def test_a_sample_unlike_the_others_is_named_with_what_to_do(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 
 import datacache
 from datacache.listing import Listing, label_of
+from datacache.order import permutation
+from tests.datacache import members
 
 COUNT = 6
 
@@ -32,6 +34,28 @@ def test_every_integer_comes_back_from_every_level(label, levels):
                 assert {each for _, labels in cache.batches(2, epoch) for each in labels.tolist()} == {int(label)}
 
 
+def test_without_labels_batches_are_samples_alone(tmp_path, levels):
+    source, contents = members.tf_records(tmp_path / "records")
+    with datacache.DataCache(source, lambda payload: np.full(3, len(payload)), **levels) as cache:
+        (samples,) = cache.batches(members.COUNT, 0)
+        wanted = [len(contents[index]) for index in permutation(members.COUNT, 0, 0)]
+        assert samples[:, 0].tolist() == wanted
+        assert [batch.shape for batch in cache.dataset(members.COUNT, 0)] == [(members.COUNT, 3)]
+        assert cache.fetch(0).tolist() == [len(contents[0])] * 3
+
+
+def test_a_label_that_only_some_samples_have_is_an_error(tmp_path, levels):
+    source, _ = members.tf_records(tmp_path / "records")
+    for some in (False, True):  # one record is empty
+
+        def decode(payload, some=some):
+            return np.zeros(3) if bool(payload) == some else (np.zeros(3), 1)
+
+        with pytest.raises(datacache.DecodeError, match="as other samples are"):
+            with datacache.DataCache(source, decode, **levels) as cache:
+                list(cache.batches(5, 0))
+
+
 def test_tensors_are_taken_where_they_hold_an_integer():
     import tensorflow as tf
 
@@ -47,6 +71,22 @@ def test_rows_of_a_listing_are_integers_of_int64():
     for rows in (np.full((2, 4), 2**63, np.uint64), np.zeros((2, 4)), np.zeros(4, int), [(0, 0.5, 1, 1)]):
         with pytest.raises(ValueError, match="Expected"):
             Listing.build({}, samples=rows)
+
+
+def test_decoded_samples_of_the_version_before_nests_are_read(levels):
+    source = datacache.Indexed(lambda index: bytes([index]), COUNT, "bytes", labels=range(COUNT))
+
+    def decode(payload):
+        return np.frombuffer(payload, np.uint8)
+
+    with datacache.DataCache(source, decode, keep_decoded=True, **levels) as cache:
+        list(cache.batches(2, 0))
+    (layout,) = levels["local_dir"].glob("*/*/layout-*.json")
+    layout.write_text(json.dumps({"dtype": "uint8", "shape": [1], "labels": "int64"}))
+    with datacache.DataCache(source, decode, keep_decoded=True, **levels) as cache:
+        for samples, labels in cache.batches(2, 0):
+            assert samples[:, 0].tolist() == labels.tolist()
+        assert cache.counters.numbers()["samples.decoded"] == COUNT
 
 
 def test_labels_that_an_older_run_has_cut_are_not_served(levels):
