@@ -10,6 +10,7 @@
 It needs neither Horovod nor `hvd_sparse`, and it needs TensorFlow only for `DataCache.dataset`.
 """
 
+from datacache.any_files import Files
 from datacache.cache import DataCache
 from datacache.errors import (
     DamagedFileError,
@@ -27,6 +28,7 @@ __all__ = [
     "DamagedFileError",
     "DataCache",
     "DecodeError",
+    "Files",
     "ImageFolder",
     "Indexed",
     "NoSpaceError",

@@ -3,12 +3,12 @@
     python -m datacache plan --images /data/train --local-dir /scratch/cache --decode mycode:decode
     python -m datacache warm --images /data/train --local-dir /scratch/cache
 
-The source is named by --images (a folder for each class, numbered in the order of their names or as --classes says) or
---tfrecords. `plan` lists it and forecasts what the levels take. `warm` fills the local disk before a run. Both need
---shape if decoded samples vary in shape, as DataCache does: --shape None,None,3 for colour images of any size. `verify`
-looks for changes of the source, and with --records for damaged records; it exits with status 1 if it finds any. `stats`
-shows where samples came from and what readers waited for. `clear` removes what is kept of the source, and memory that
-killed processes have left.
+The source is named by --images (a folder for each class, numbered in the order of their names or as --classes says),
+--tfrecords or --files (any files, each a sample). `plan` lists it and forecasts what the levels take. `warm` fills the
+local disk before a run. Both need --shape if decoded samples vary in shape, as DataCache does: --shape None,None,3 for
+colour images of any size. `verify` looks for changes of the source, and with --records for damaged records; it exits
+with status 1 if it finds any. `stats` shows where samples came from and what readers waited for. `clear` removes what
+is kept of the source, and memory that killed processes have left.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from datacache import counters, disk, files, fingerprint, memory, slab
+from datacache.any_files import Files
 from datacache.cache import DataCache
 from datacache.counters import Counters
 from datacache.disk import DiskLevel
@@ -119,9 +120,9 @@ def verify(options: argparse.Namespace) -> int:
 def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
     if not (directory_of(_source(options), options.local_dir) / "manifest.json").exists():
+        named = options.images or options.tfrecords or options.files
         raise FileNotFoundError(
-            f"{options.local_dir} holds nothing of {options.images or options.tfrecords}: expected the "
-            "directories that `plan`, `warm` or a run used."
+            f"{options.local_dir} holds nothing of {named}: expected the directories that `plan`, `warm` or a run used."
         )
     with _store(options) as store:
         numbers = counters.total(store.stats)
@@ -174,8 +175,9 @@ def _parser() -> argparse.ArgumentParser:
         source = command.add_mutually_exclusive_group(required=True)
         source.add_argument("--images", metavar="DIR", help="a folder of images for each class")
         source.add_argument("--tfrecords", metavar="DIR", help="TFRecord files")
+        source.add_argument("--files", metavar="DIR", help="files, each of which is a sample")
         command.add_argument("--classes", type=_classes, metavar="NAMES", help=_classes.__doc__)
-        command.add_argument("--pattern", default="*.tfrecord*", help="of the TFRecord files' names")
+        command.add_argument("--pattern", help="of files' names: *.tfrecord* by default, with --files **/*")
         command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
         if run in (plan, warm):
             command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to a sample")
@@ -194,7 +196,8 @@ def _source(options: argparse.Namespace) -> Source:
         return ImageFolder(options.images, classes=options.classes)
     if options.classes is not None:
         raise ValueError("Expected --classes with --images: the label of a TFRecord is in the record.")
-    return TFRecords(options.tfrecords, options.pattern)
+    pattern = {} if options.pattern is None else {"pattern": options.pattern}
+    return TFRecords(options.tfrecords, **pattern) if options.tfrecords else Files(options.files, **pattern)
 
 
 @contextlib.contextmanager
@@ -206,7 +209,7 @@ def _store(options: argparse.Namespace, relist: bool = False) -> Iterator[Store]
         yield store
 
 
-def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
+def _function(options: argparse.Namespace) -> Callable[..., Any]:
     module, colon, name = options.decode.partition(":")
     if not colon:
         raise ValueError(f"Expected --decode MODULE:FUNCTION, got {options.decode}.")

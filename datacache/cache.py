@@ -46,7 +46,7 @@ class DataCache:
     def __init__(
         self,
         source: Source,
-        decode: Callable[[bytes], Any],
+        decode: Callable[..., Any],
         local_dir: str | os.PathLike,
         memory_bytes: int | None = None,
         seed: int = 0,
@@ -67,7 +67,8 @@ class DataCache:
                 arrays, numbers, strings and bytes; (x, y), or (x, y, weight), are what `fit` takes. If it returns no
                 tuple, and the source has labels, elements are pairs with the label. All samples must have the same
                 parts, dtypes and, unless `shape` says otherwise, shapes. Random augmentation belongs after the cache.
-                Called by several threads at once.
+                With a second parameter `key` it also gets the sample's: the path below the source's directory, for
+                TFRecords with the record's first byte, for `Indexed` the index. Called by several threads at once.
             local_dir: a directory on a disk of this machine, the same for all ranks of a node.
             memory_bytes: for the decoded samples of a node, all its ranks together; what does not fit is read from the
                 local disk. By default what all samples need, or with varying shapes half of what memory_dir has free; 0

@@ -9,6 +9,7 @@ the others wait for it. A record with a wrong checksum is removed and fetched ag
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -46,12 +47,12 @@ class Decoder:
         elements: what all samples are; None before the first.
     """
 
-    def __init__(self, decode: Callable[[bytes], Any], shape: Any = None):
-        """Takes the function that maps a sample's bytes to an element, and the shapes of its parts.
+    def __init__(self, decode: Callable[..., Any], shape: Any = None):
+        """Takes the function that maps a sample's bytes, and its key if it has such a parameter, to an element.
 
-        Without shapes, all must have those of the first; see `nests.parse_shapes`.
+        Shapes are those of the element's parts (see `nests.parse_shapes`); without them all have those of the first.
         """
-        self._decode, self._shape = decode, shape
+        self._decode, self._shape, self._takes_key = decode, shape, _takes_key(decode)
         self.elements: Elements | None = None
 
     @property
@@ -59,14 +60,14 @@ class Decoder:
         """Of what levels keep; None before the first sample."""
         return None if self.elements is None else self.elements.layout
 
-    def __call__(self, payload: bytes, label: int, name: str) -> Record:
+    def __call__(self, payload: bytes, label: int, name: str, key: Any) -> Record:
         """Decodes a sample; its label is the source's if the function returns none.
 
         Raises:
             DecodeError: if the function fails, or its result does not match the other samples.
         """
         try:
-            made = self._decode(payload)
+            made = self._decode(payload, key=key) if self._takes_key else self._decode(payload)
         except Exception as error:
             raise DecodeError(
                 f"{name} cannot be decoded ({type(error).__name__}: {error}): remove or repair it, or let the decode "
@@ -204,7 +205,8 @@ class ReadThrough:
             return kept, "decoded"
         encoded, origin = self._encoded_sample(index, seconds)
         with _timed(seconds, "decode"):
-            record = self._decoder(encoded.payload, encoded.label, self._name(index))
+            key = self._source.key(self._listing, index)
+            record = self._decoder(encoded.payload, encoded.label, self._name(index), key)
         self._keep(self._decoded, index, record)
         return record, origin
 
@@ -252,6 +254,15 @@ class ReadThrough:
             kept = level.put(index, record)
         if not kept:
             self._counters.add(f"not kept.{level.name}")
+
+
+def _takes_key(decode: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter `key` that must be given."""
+    try:
+        parameter = inspect.signature(decode).parameters.get("key")
+    except (TypeError, ValueError):  # some functions in C have no signature
+        return False
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def _is_plain(made: Any) -> bool:

@@ -63,12 +63,16 @@ class Source(abc.ABC):
         """What to call a sample in a message."""
         return f"sample {index}"
 
+    def key(self, listing: Listing, index: int) -> Any:
+        """What a decode function gets as the name of a sample: here its index."""
+        return index
+
     def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
         """Sentences about what has changed since the listing."""
         return iter(())
 
 
-class _Files(Source):
+class FilesBelow(Source):
     """Samples in files below a directory."""
 
     def __init__(self, path: str | os.PathLike):
@@ -78,6 +82,10 @@ class _Files(Source):
 
     def describe(self, listing: Listing, index: int) -> str:
         return f"sample {index} ({self._path(listing, int(listing.file_of[index]))})"
+
+    def key(self, listing: Listing, index: int) -> Any:
+        """The path of the file, relative to the directory."""
+        return listing.name(int(listing.file_of[index]))
 
     def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
         """Checks size and time of each listed file, and lists the names again to find new ones."""
@@ -130,7 +138,7 @@ class _Files(Source):
         return data
 
 
-class ImageFolder(_Files):
+class ImageFolder(FilesBelow):
     """A directory with a folder for each class, which contains the images of the class, also in subfolders.
 
     Labels are the numbers of the classes: in the order of their names, or as given by `classes`. Samples are in the
@@ -173,7 +181,7 @@ class ImageFolder(_Files):
         for entry in self._entries():
             with files.reading(entry.path):
                 status = entry.stat()
-            _require_file(entry.path, status)
+            require_file(entry.path, status)
             names.append(os.path.relpath(entry.path, self._root))
             sizes.append(status.st_size)
             times.append(status.st_mtime_ns)
@@ -246,7 +254,7 @@ class ImageFolder(_Files):
                 yield entry
 
 
-class TFRecords(_Files):
+class TFRecords(FilesBelow):
     """The records of uncompressed TFRecord files; the label is in the record, so decoding must return it."""
 
     def __init__(self, path: str | os.PathLike, pattern: str = "*.tfrecord*"):
@@ -270,7 +278,7 @@ class TFRecords(_Files):
             with files.reading(self._root / name):
                 statuses.append(os.stat(self._root / name))
         for number, (name, status) in enumerate(zip(names, statuses, strict=True)):
-            _require_file(self._root / name, status)
+            require_file(self._root / name, status)
             with files.reading(self._root / name), open(self._root / name, "rb", buffering=0) as file:
                 places = tfrecord.index(file, str(self._root / name), status.st_size)
                 samples += [(number, place.offset, place.length, NO_LABEL) for place in places]
@@ -290,12 +298,16 @@ class TFRecords(_Files):
     def describe(self, listing: Listing, index: int) -> str:
         return f"{super().describe(listing, index)[:-1]}, byte {int(listing.offsets[index])})"
 
+    def key(self, listing: Listing, index: int) -> Any:
+        """The path of the file, relative to the directory, and where the record begins in it, in bytes."""
+        return super().key(listing, index), int(listing.offsets[index])
+
     def _names(self) -> Sequence[str]:
         if not self._root.is_dir():
             raise NotADirectoryError(f"Expected a directory of TFRecord files, got {self._root}.")
         with files.reading(self._root):
             os.scandir(self._root).close()  # a folder that may not be read looks empty to `glob`
-        return sorted(path.name for path in self._root.glob(self._pattern) if _is_no_folder(path))
+        return sorted(path.name for path in self._root.glob(self._pattern) if is_no_folder(path))
 
 
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -310,7 +322,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _require_file(path: str | os.PathLike, status: os.stat_result) -> None:
+def require_file(path: str | os.PathLike, status: os.stat_result) -> None:
     """Raises an error for what cannot be read as a file, such as a pipe, which would block."""
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"Expected a file, got {_kind(status.st_mode)}: {os.fspath(path)}. Remove it.")
@@ -326,7 +338,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
 
 
-def _is_no_folder(path: Path) -> bool:
+def is_no_folder(path: Path) -> bool:
     """Whether something other than a folder is there; a link to nothing does not count."""
     try:
         with files.reading(path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datacache import tfrecord
+from datacache.any_files import Files
 from datacache.disk import DiskLevel
 from datacache.indexed import Indexed
 from datacache.levels import Level, Record, checksum
@@ -37,6 +38,16 @@ def tf_records(path: Path) -> tuple[Source, list[bytes]]:
     return TFRecords(path), contents
 
 
+def files(path: Path) -> tuple[Source, list[bytes]]:
+    """The same crops, flat and in folders, in the order of their paths."""
+    contents = [content for _, content in photographs.crops(COUNT, **SMALL)]
+    for number, content in enumerate(contents):
+        file = path / ("" if number < 7 else "sub/folder") / f"{number:02}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return Files(path), contents
+
+
 def indexed(path: Path) -> tuple[Source, list[bytes]]:
     """The same crops, returned by a function."""
     contents = [content for _, content in photographs.crops(COUNT, **SMALL)]
@@ -47,6 +58,7 @@ SMALL = {"width": 60, "height": 45, "photographs": 3}
 SOURCES: dict[str, Callable[[Path], tuple[Source, list[bytes]]]] = {
     "ImageFolder": image_folder,
     "TFRecords": tf_records,
+    "Files": files,
     "Indexed": indexed,
 }
 

@@ -1,6 +1,7 @@
 """Every kind of data through the whole cache: to the bit from every level, by every way to read, after a restart."""
 
 import concurrent.futures
+import functools
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ import datacache.__main__
 from datacache import nests
 from datacache.order import permutation
 from examples import photographs
-from tests.datacache import node
+from tests.datacache import members, node
 from tests.datacache.kinds import COUNT, KINDS, payload
 from tests.datacache.test_nests import assert_same
 
@@ -176,6 +177,28 @@ def test_commands_tell_of_nests(tmp_path, capsys, monkeypatch):
     command = ["--images", str(tmp_path / "images"), "--local-dir", str(tmp_path / "local")]
     assert datacache.__main__.main(["plan", *command, "--decode", "kept_with_name:decode"]) == 0
     assert "{'size': int64, 'head': bytes}, 32 bytes each on average over 6 samples" in capsys.readouterr().out
+
+
+def test_a_function_with_a_key_finds_labels_elsewhere(tmp_path):
+    source, contents = members.files(tmp_path / "data")
+    names = sorted(str(file.relative_to(tmp_path / "data")) for file in (tmp_path / "data").rglob("*.jpg"))
+    scores = {name: number / 2 for number, name in enumerate(names)}
+
+    def decode(data, key):
+        return len(data), scores[key]
+
+    with datacache.DataCache(source, decode, tmp_path / "local", memory_dir=tmp_path / "shm") as cache:
+        for epoch in range(2):
+            ((sizes, labels),) = cache.batches(members.COUNT, epoch)
+            order = permutation(members.COUNT, 0, epoch)
+            assert sizes.tolist() == [len(contents[index]) for index in order]
+            assert labels.tolist() == [index / 2 for index in order]
+    for function in (lambda data, key=3: np.full(1, key), functools.partial(lambda data, key: np.full(1, key), key=3)):
+        indexed = datacache.Indexed(payload, COUNT, "lines")
+        with datacache.DataCache(indexed, function, tmp_path / "local", memory_dir=tmp_path / "shm") as cache:
+            assert cache.fetch(5).tolist() == [3]
+    with datacache.DataCache(indexed, lambda data, key: key, tmp_path / "local", memory_dir=tmp_path / "shm") as cache:
+        assert cache.fetch(5) == 5
 
 
 def test_a_sample_unlike_the_others_is_named_with_what_to_do(tmp_path):

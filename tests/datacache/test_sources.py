@@ -1,5 +1,6 @@
 """Sources: one suite over all in the table, then the properties of each."""
 
+import inspect
 import os
 import struct
 import threading
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from datacache import tfrecord
+from datacache.any_files import Files
 from datacache.errors import DamagedFileError, SourceChangedError
 from datacache.indexed import Indexed
 from datacache.listing import NO_LABEL, Listing
@@ -16,7 +18,9 @@ from examples import photographs
 from tests.datacache import members
 
 source = pytest.mark.parametrize("make", members.SOURCES.values(), ids=members.SOURCES)
-in_files = pytest.mark.parametrize("make", [members.image_folder, members.tf_records], ids=["ImageFolder", "TFRecords"])
+in_files = pytest.mark.parametrize(
+    "make", [members.image_folder, members.tf_records, members.files], ids=["ImageFolder", "TFRecords", "Files"]
+)
 
 
 class TestSource:
@@ -76,14 +80,14 @@ class TestSource:
     def test_every_member_has_a_row(self):
         known = {make.__name__.replace("_", "") for make in members.SOURCES.values()}
         public = {each for base in (Source, *Source.__subclasses__()) for each in base.__subclasses__()}
-        assert known == {each.__name__.lower() for each in public if not each.__name__.startswith("_")}
+        assert known == {each.__name__.lower() for each in public if not inspect.isabstract(each)}
 
 
 def make_again(make, path):
     """A second source over existing data."""
     if make is members.indexed:
         return make(path)[0]
-    return ImageFolder(path) if make is members.image_folder else TFRecords(path)
+    return {members.image_folder: ImageFolder, members.tf_records: TFRecords, members.files: Files}[make](path)
 
 
 def rewritten(path):
@@ -353,3 +357,35 @@ class TestIndexed:
     def test_a_version_that_is_no_text_is_refused(self, version):
         with pytest.raises(ValueError, match="Expected a version as a string"):
             Indexed(bytes, 1, "x", version=version)
+
+
+class TestAnyFiles:
+    def test_patterns_choose_and_hidden_files_do_not_count(self, tmp_path):
+        for name in ("b.npy", "a.npy", "deep/c.npy", "deep/d.txt", ".e.npy", ".git/f.npy"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(name.encode())
+        for pattern, names in {
+            "**/*": ["a.npy", "b.npy", "deep/c.npy", "deep/d.txt"],
+            "*.npy": ["a.npy", "b.npy"],
+            "deep/*": ["deep/c.npy", "deep/d.txt"],
+        }.items():
+            member = Files(tmp_path, pattern)
+            listing = member.scan()
+            assert [member.key(listing, index) for index in range(len(listing))] == names
+            assert [member.read(listing, index) for index in range(len(listing))] == [each.encode() for each in names]
+
+    def test_what_is_not_there_is_an_error(self, tmp_path):
+        with pytest.raises(ValueError, match=r"has no file whose path matches \*.npy: pass another pattern="):
+            Files(tmp_path, "*.npy").scan()
+        with pytest.raises(NotADirectoryError, match="Expected a directory, got .*nowhere"):
+            Files(tmp_path / "nowhere").scan()
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(ValueError, match="Expected a file, got a named pipe"):
+            Files(tmp_path).scan()
+
+
+@source
+def test_each_sample_has_a_key_of_its_own(make, tmp_path):
+    member, _ = make(tmp_path / "data")
+    listing = member.scan()
+    assert len({member.key(listing, index) for index in range(len(listing))}) == members.COUNT

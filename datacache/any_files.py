@@ -1,0 +1,60 @@
+"""The source that is a directory of any files: each is a sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from datacache import files
+from datacache.listing import NO_LABEL, Listing
+from datacache.sources import FilesBelow, Progress, is_no_folder, require_file
+
+
+class Files(FilesBelow):
+    """Files below a directory, each of which is a sample, without labels: what decoding returns is all there is."""
+
+    def __init__(self, path: str | os.PathLike, pattern: str = "**/*"):
+        """Takes the directory and the pattern of its files' paths.
+
+        Args:
+            path: of the directory.
+            pattern: of paths below it, as for `pathlib.Path.glob`: by default all files, also in subfolders, whose
+                names do not begin with a dot. Samples are in the order of their paths.
+        """
+        super().__init__(path)
+        self._pattern = pattern
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "Files", "path": self._place, "pattern": self._pattern}
+
+    def scan(self, progress: Progress | None = None) -> Listing:
+        """Lists all files; as `Source.scan`.
+
+        Raises:
+            ValueError: also if something with a file's name is not a file.
+        """
+        names, statuses = self._names(), []
+        for name in names:
+            with files.reading(self._root / name):
+                statuses.append(os.stat(self._root / name))
+            require_file(self._root / name, statuses[-1])
+            if progress:
+                progress(len(statuses), len(names))
+        if not names:
+            raise ValueError(f"{self._root} has no file whose path matches {self._pattern}: pass another pattern=.")
+        sizes, times = [each.st_size for each in statuses], [each.st_mtime_ns for each in statuses]
+        samples = [(file, 0, size, NO_LABEL) for file, size in enumerate(sizes)]
+        return Listing.build(self.identity, names, sizes, times, samples)
+
+    def read(self, listing: Listing, index: int) -> bytes:
+        return self._read_from(listing, int(listing.file_of[index]), 0, int(listing.lengths[index]))
+
+    def _names(self) -> Sequence[str]:
+        if not self._root.is_dir():
+            raise NotADirectoryError(f"Expected a directory, got {self._root}.")
+        with files.reading(self._root):
+            os.scandir(self._root).close()  # a folder that may not be read looks empty to `glob`
+        found = (path.relative_to(self._root) for path in self._root.glob(self._pattern) if is_no_folder(path))
+        return sorted(str(path) for path in found if not any(part.startswith(".") for part in path.parts))
