@@ -125,9 +125,9 @@ def arrays(nest: Nest, made: Any, path: str = "") -> Iterator[np.ndarray]:
             raise MismatchError(f"Expected {nest}{_at(path)}, got {Leaf(dtype, array.shape)}{_remedy(nest, array)}.")
         yield array
         return
+    if not _has_keys(nest, made):
+        raise MismatchError(f"Expected {_kind(nest)}{_at(path)}, got {_told(made)}.")
     for name, key, part in zip(*_steps(nest), nest.parts, strict=True):
-        if not _has_keys(nest, made):
-            raise MismatchError(f"Expected {_kind(nest)}{_at(path)}, got {_told(made)}.")
         yield from arrays(part, made[key], f"{path}[{name}]")
 
 
