@@ -9,8 +9,6 @@ its batches, with the position after it and where training was begun or went on.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
 import time
 
@@ -20,6 +18,7 @@ import tensorflow as tf
 
 import datacache
 import hvd_sparse as hvd
+from benchmarks.machines.loopback_job import Log
 from tests.datacache.resuming import decode
 
 COUNT, BATCH = 97, 4
@@ -47,19 +46,13 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.1, help="seconds that each step takes longer")
     parser.add_argument("--every", type=int, default=3, help="batches from one commit to the next")
     options = parser.parse_args()
-    host = os.environ["HOROVOD_HOSTNAME"]
-    place = f"{host}.{os.environ['HOROVOD_LOCAL_RANK']}"
-    with open(options.folder / f"events.{place}", "a", buffering=1) as events:
-
-        def say(**told: object) -> None:
-            events.write(json.dumps({"time": time.time(), "pid": os.getpid(), "host": host, **told}) + "\n")
-
-        say(event="started")
-        hvd.init()
-        train(options, say)
+    say = Log(options.folder)
+    say(event="started")
+    hvd.init()
+    train(options, say)
 
 
-def train(options: argparse.Namespace, say) -> None:
+def train(options: argparse.Namespace, say: Log) -> None:
     layer, inputs = Counting(), keras.Input([1], dtype="int64")
     model = keras.Model(inputs, layer(inputs))
     layer.seen.clear()
