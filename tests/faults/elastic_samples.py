@@ -3,7 +3,8 @@
 python -m tests.faults.elastic_samples FOLDER [options]
 
 The counts are weights, so they are what the history that counts has. The rank also writes down the samples of each of
-its batches, with the position after it and where training was begun or went on.
+its batches, with the position before it and where training was begun or went on, before the other ranks get any of its
+gradients: so what they have applied was written by all, also by a rank that is killed.
 """
 
 from __future__ import annotations
@@ -25,18 +26,26 @@ COUNT, BATCH = 97, 4
 
 
 class Counting(keras.layers.Layer):
-    """Looks up one weight per sample, and notes the samples that it is called with."""
+    """Looks up one weight per sample, once the samples are noted.
 
-    def __init__(self):
+    Args:
+        note: called with the samples.
+    """
+
+    def __init__(self, note):
         super().__init__()
-        self.seen = []
+        self.note = note
 
     def build(self, shape):
         self.counts = self.add_weight(shape=(COUNT,), initializer="zeros", name="counts")
 
     def call(self, samples):
-        tf.numpy_function(lambda each: self.seen.append(each[:, 0].tolist()), [samples], [])
-        return tf.linalg.matvec(tf.one_hot(samples[:, 0], COUNT), self.counts)
+        noted = tf.numpy_function(self._noted, [samples[:, 0]], samples.dtype)  # the gradient needs what it returns
+        return tf.linalg.matvec(tf.one_hot(tf.ensure_shape(noted, [None]), COUNT), self.counts)
+
+    def _noted(self, samples):
+        self.note(samples.tolist())
+        return samples
 
 
 def main() -> None:
@@ -53,9 +62,14 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace, say: Log) -> None:
-    layer, inputs = Counting(), keras.Input([1], dtype="int64")
-    model = keras.Model(inputs, layer(inputs))
-    layer.seen.clear()
+    begun = []
+
+    def note(samples):
+        told = {"epoch": state.epoch, "position": state.position, "begun": begun, "samples": samples}
+        say(event="step", rank=hvd.rank(), size=hvd.size(), **told)
+
+    inputs = keras.Input([1], dtype="int64")
+    model = keras.Model(inputs, Counting(note)(inputs))
     optimizer = keras.optimizers.SGD(float(hvd.size()))  # times the mean of the ranks' gradients: their sum
     optimizer = hvd.DistributedOptimizer(optimizer, aggregator=hvd.recipes.dense())
     model.compile(optimizer, lambda _, counts: -tf.reduce_sum(counts), jit_compile=False)
@@ -65,16 +79,8 @@ def train(options: argparse.Namespace, say: Log) -> None:
         return np.int64(index).tobytes()
 
     class Watch(keras.callbacks.Callback):
-        def __init__(self, begun):
-            super().__init__()
-            self.begun = begun
-
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(options.pace)
-            (samples,) = layer.seen
-            layer.seen.clear()
-            told = {"epoch": state.epoch, "position": state.position, "begun": self.begun, "samples": samples}
-            say(event="step", rank=hvd.rank(), size=hvd.size(), batch=batch, **told)
 
         def on_epoch_end(self, epoch, logs=None):
             say(event="epoch", rank=hvd.rank(), size=hvd.size(), epoch=state.epoch, position=state.position)
@@ -84,8 +90,7 @@ def train(options: argparse.Namespace, say: Log) -> None:
 
     @hvd.elastic.run
     def fit(state):
-        layer.seen.clear()  # of a step that was interrupted
-        begun = [state.epoch, state.position]
+        begun[:] = [state.epoch, state.position]
         training = cache.elastic(state, BATCH)
         say(event="trains", rank=hvd.rank(), size=hvd.size(), begun=begun)
         model.fit(
@@ -93,7 +98,7 @@ def train(options: argparse.Namespace, say: Log) -> None:
             epochs=options.epochs,
             initial_epoch=training.epoch,
             steps_per_epoch=training.steps_per_epoch,
-            callbacks=[training, Watch(begun), hvd.elastic.CommitStateCallback(state, options.every)],
+            callbacks=[training, Watch(), hvd.elastic.CommitStateCallback(state, options.every)],
             verbose=0,
         )
 
