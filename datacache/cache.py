@@ -136,12 +136,11 @@ class DataCache:
             if self.world.peers:
                 self._join_peers(peer_timeout)
         except BaseException:
-            closing.close(self._owners, self._serving, self._levels, self._store, self.counters)
+            self._parts().close()
             raise
         self._workers = Workers(workers or threads_of(self.world.size // self.world.nodes), "datacache")
         self._process = os.getpid()
-        parts = (self._owners, self._serving, self._levels, self._store, self.counters)
-        self._closing = closing.Closing(self, self._workers, *parts)
+        self._closing = closing.Closing(self, self._workers, self._parts())
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -382,6 +381,9 @@ class DataCache:
     def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
         owned = self.world.owned(len(self))
         return self._store.read_through(decoder, memory, decoded, disk, self.counters, owned)
+
+    def _parts(self) -> closing.Parts:
+        return closing.Parts(self._owners, self._serving, self._levels, self._store, self.counters)
 
     def _join_peers(self, peer_timeout: float) -> None:
         """Serves this node's samples, or stands by while another process does, and prepares to ask for others."""

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import weakref
+from typing import NamedTuple
 
 from datacache import waiting
 from datacache.counters import Counters
@@ -19,22 +20,32 @@ PATIENCE = 5.0  # seconds to wait for running reads when a process is about to e
 _log = logging.getLogger(__name__)
 
 
+class Parts(NamedTuple):
+    """What a cache has open, but for its workers."""
+
+    owners: Nobody
+    serving: Idle
+    levels: list[Level]
+    store: Store
+    counters: Counters
+
+    def close(self) -> None:
+        """Closes what needs no threads, also of a cache that could not be opened."""
+        self.owners.close()
+        self.serving.close()
+        for level in reversed(self.levels):
+            level.close()
+        self.counters.save(self.store.stats)
+        self.store.close()
+        waiting.settle()
+
+
 class Closing:
     """Closes what a cache has open, at the latest when nothing refers to the cache or the process ends."""
 
-    def __init__(
-        self,
-        cache: object,
-        workers: Workers,
-        owners: Nobody,
-        serving: Idle,
-        levels: list[Level],
-        store: Store,
-        counters: Counters,
-    ):
+    def __init__(self, cache: object, workers: Workers, parts: Parts):
         """Takes the cache and what it has open."""
-        parts = (os.getpid(), workers, owners, serving, levels, store, counters)
-        self._finalizer = weakref.finalize(cache, _stop, *parts)
+        self._finalizer = weakref.finalize(cache, _stop, os.getpid(), workers, parts)
         self._finalizer.atexit = False  # `_end_all` does it with less patience
         _open.add(self)
 
@@ -45,36 +56,15 @@ class Closing:
             _stop(*detached[2], patience=patience)
 
 
-def close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, counters: Counters) -> None:
-    """Closes what needs no threads, also of a cache that could not be opened."""
-    owners.close()
-    serving.close()
-    for level in reversed(levels):
-        level.close()
-    counters.save(store.stats)
-    store.close()
-    waiting.settle()
-
-
-def _stop(
-    process: int,
-    workers: Workers,
-    owners: Nobody,
-    serving: Idle,
-    levels: list[Level],
-    store: Store,
-    counters: Counters,
-    *,
-    patience: float | None = None,
-) -> None:
+def _stop(process: int, workers: Workers, parts: Parts, *, patience: float | None = None) -> None:
     if os.getpid() != process:  # everything belongs to the parent
         return
-    owners.close()  # threads that wait for them go on
-    ended = [workers.close(patience), serving.close(patience)]
+    parts.owners.close()  # threads that wait for them go on
+    ended = [workers.close(patience), parts.serving.close(patience)]
     if all(ended):
-        close(owners, serving, levels, store, counters)
+        parts.close()
     else:  # levels stay open, because threads use them
-        _log.warning("datacache: reads of %s have not finished and are abandoned.", store.source.identity)
+        _log.warning("datacache: reads of %s have not finished and are abandoned.", parts.store.source.identity)
 
 
 _open: weakref.WeakSet[Closing] = weakref.WeakSet()

@@ -10,15 +10,11 @@ with the same weights.
 from __future__ import annotations
 
 import argparse
-import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.elastic.small import HOSTS
-from benchmarks.machines import loopback_job
-from benchmarks.machines.local_ranks import ONE_THREAD
+from benchmarks.elastic import launching
 from benchmarks.reporting.report import Section, Verdict
 
 TITLE = "What commits and a guard of replicas cost"
@@ -50,15 +46,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 def launch(parameters: int, counts: Mapping[str, float]) -> list[dict[str, Any]]:
     """What each rank has measured."""
     words = [word for name, value in {"parameters": parameters, **counts}.items() for word in (f"--{name}", str(value))]
-    hosts, module = dict.fromkeys(HOSTS, 1), "benchmarks.elastic.costs_rank"
-    with tempfile.TemporaryDirectory(prefix="elastic_") as name:
-        folder = pathlib.Path(name)
-        with loopback_job.running(folder, module, hosts, len(hosts), words, ONE_THREAD) as job:
-            status = job.wait(_LIMIT)
-            found = sorted(job.events("measured"), key=lambda each: each["rank"])
-            if status != 0 or len(found) != len(hosts):
-                raise ValueError(f"Expected figures of all ranks, got {len(found)} and status {status}; {job.output()}")
-            return found
+    return launching.launch("benchmarks.elastic.costs_rank", 1, words, elastic=True, limit=_LIMIT)
 
 
 def row(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,18 +7,14 @@ of 1,000 floats, call by call, and check the sums. A job's figure is the median 
 from __future__ import annotations
 
 import argparse
-import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.machines import loopback_job
-from benchmarks.machines.local_ranks import ONE_THREAD
+from benchmarks.elastic import launching
 from benchmarks.reporting.report import Section, Verdict
 
 TITLE = "Small all-reduces"
 FLOATS = (1, 1000)
-HOSTS = ("127.0.1.2", "127.0.1.3")
 FIXED, ELASTIC = "fixed", "elastic"
 TARGET = 1.1  # times the time in a job with fixed ranks
 _LIMIT = 240.0  # seconds
@@ -48,16 +44,9 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 def launch(arm: str, slots: int, calls: int) -> dict[str, float]:
     """The milliseconds of rank 0, by the number of floats."""
-    words, hosts = ["--calls", str(calls)], dict.fromkeys(HOSTS, slots)
-    least = sum(hosts.values()) if arm == ELASTIC else None
-    with tempfile.TemporaryDirectory(prefix="elastic_") as name:
-        folder = pathlib.Path(name)
-        with loopback_job.running(folder, "benchmarks.elastic.small_rank", hosts, least, words, ONE_THREAD) as job:
-            status = job.wait(_LIMIT)
-            told = {each["rank"]: each["milliseconds"] for each in job.events("measured")}
-            if status != 0 or len(told) != sum(hosts.values()):
-                raise ValueError(f"Expected figures of all ranks, got {len(told)} and status {status}; {job.output()}")
-            return told[0]
+    words = ["--calls", str(calls)]
+    found = launching.launch("benchmarks.elastic.small_rank", slots, words, elastic=arm == ELASTIC, limit=_LIMIT)
+    return found[0]["milliseconds"]
 
 
 def section(found: Milliseconds) -> Section:

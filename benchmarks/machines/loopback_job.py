@@ -123,13 +123,15 @@ class LoopbackJob:
             AssertionError: if it is not within the limit in seconds, or the job has ended before; with all output.
         """
         deadline = time.monotonic() + limit
-        while not (found := condition()):
+        while True:
+            has_ended = self._launcher is None or self._launcher.poll() is not None  # before it is looked at what is so
+            if found := condition():
+                return found
+            if has_ended:
+                raise AssertionError(f"the job has ended; {self.output()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {limit:g} s; {self.output()}")
-            if self._launcher is None or self._launcher.poll() is not None:
-                raise AssertionError(f"the job has ended; {self.output()}")
             time.sleep(0.05)
-        return found
 
     def signal(self, host: str, number: signal.Signals, slot: int = 0) -> float:
         """Sends a signal to the newest process of a slot; returns the time."""

@@ -210,10 +210,13 @@ def _written_own(own: RankState, beside: str, state: OwnState) -> tuple[dict[str
 
 
 def plain(variable: Any) -> np.ndarray:
-    """A variable's value in a dtype that NumPy can store: those that it does not know as float32, which holds them."""
-    tensor = tf.convert_to_tensor(variable)
-    known = np.dtype(tensor.dtype.as_numpy_dtype).kind != "V"
-    return (tensor if known else tf.cast(tensor, tf.float32)).numpy()
+    """A variable's value in a dtype that NumPy can store."""
+    return storable(tf.convert_to_tensor(variable).numpy())
+
+
+def storable(value: np.ndarray) -> np.ndarray:
+    """A value in a dtype that NumPy can store: those that it does not know as float32, which holds them."""
+    return value.astype(np.float32) if value.dtype.kind == "V" else value
 
 
 class _Found(NamedTuple):

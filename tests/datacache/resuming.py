@@ -95,7 +95,7 @@ def die_in_save(moment: str, number: int) -> None:
     keras.Model.save_weights, files.sync = save_then_die, sync_then_die
 
 
-def compiled(sparse: bool) -> keras.Model:
+def compiled(sparse: bool = False) -> keras.Model:
     """The model; with hvd_sparse, elements that are not sent at once are kept as a residual."""
     inputs = keras.Input([1], dtype="int64")
     if sparse:

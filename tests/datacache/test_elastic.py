@@ -173,10 +173,7 @@ def make_cache(tmp_path):
 @pytest.fixture
 def model():
     keras.backend.clear_session()
-    inputs = keras.Input([1], dtype="int64")
-    made = resuming.Summing(inputs, resuming.Counting()(inputs))
-    made.compile(keras.optimizers.SGD(1.0), jit_compile=False)
-    return made
+    return resuming.compiled()
 
 
 class Interrupt(keras.callbacks.Callback):

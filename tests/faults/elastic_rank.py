@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--backup-dir", help="where commits are written when all ranks end")
     parser.add_argument("--tape", action="store_true", help="train in a loop of one's own, by a tape")
     parser.add_argument("--fault", choices=["nan"], help="a fault of the script's own, in its tenth step")
+    parser.add_argument("--notice", choices=["before", "after"], help="SIGTERM to all: who leaves is told then")
     options = parser.parse_args()
     say = Log(options.folder)
     say(event="started")
@@ -82,7 +83,16 @@ def train(options: argparse.Namespace, say: Log) -> None:
             verbose=0,
         )
 
-    state = hvd.elastic.KerasState(model, batch=0, epoch=0, backup_dir=options.backup_dir)
+    class State(hvd.elastic.KerasState):
+        def take_leave(self):
+            if options.notice == "before":
+                signal.raise_signal(signal.SIGTERM)
+            may_end = super().take_leave()
+            if options.notice == "after":
+                signal.raise_signal(signal.SIGTERM)
+            return may_end
+
+    state = State(model, batch=0, epoch=0, backup_dir=options.backup_dir)
     state.register_reset_callbacks([lambda: say(event="reset", rank=hvd.rank(), size=hvd.size())])
     fit(state)
     weights = b"".join(each.tobytes() for each in model.get_weights())

@@ -3,14 +3,13 @@
 python -m tests.faults.elastic_samples FOLDER [options]
 
 The counts are weights, so they are what the history that counts has. The rank also writes down the samples of each of
-its batches, with the position after it and where training was begun or went on.
+its batches, with the position before it and where training was begun or went on, before the other ranks get any of its
+gradients: so what they have applied was written by all, also by a rank that is killed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
 import time
 
@@ -20,24 +19,33 @@ import tensorflow as tf
 
 import datacache
 import hvd_sparse as hvd
+from benchmarks.machines.loopback_job import Log
 from tests.datacache.resuming import decode
 
 COUNT, BATCH = 97, 4
 
 
 class Counting(keras.layers.Layer):
-    """Looks up one weight per sample, and notes the samples that it is called with."""
+    """Looks up one weight per sample, once the samples are noted.
 
-    def __init__(self):
+    Args:
+        note: called with the samples.
+    """
+
+    def __init__(self, note):
         super().__init__()
-        self.seen = []
+        self.note = note
 
     def build(self, shape):
         self.counts = self.add_weight(shape=(COUNT,), initializer="zeros", name="counts")
 
     def call(self, samples):
-        tf.numpy_function(lambda each: self.seen.append(each[:, 0].tolist()), [samples], [])
-        return tf.linalg.matvec(tf.one_hot(samples[:, 0], COUNT), self.counts)
+        noted = tf.numpy_function(self._noted, [samples[:, 0]], samples.dtype)  # the gradient needs what it returns
+        return tf.linalg.matvec(tf.one_hot(tf.ensure_shape(noted, [None]), COUNT), self.counts)
+
+    def _noted(self, samples):
+        self.note(samples.tolist())
+        return samples
 
 
 def main() -> None:
@@ -47,22 +55,21 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.1, help="seconds that each step takes longer")
     parser.add_argument("--every", type=int, default=3, help="batches from one commit to the next")
     options = parser.parse_args()
-    host = os.environ["HOROVOD_HOSTNAME"]
-    place = f"{host}.{os.environ['HOROVOD_LOCAL_RANK']}"
-    with open(options.folder / f"events.{place}", "a", buffering=1) as events:
-
-        def say(**told: object) -> None:
-            events.write(json.dumps({"time": time.time(), "pid": os.getpid(), "host": host, **told}) + "\n")
-
-        say(event="started")
-        hvd.init()
-        train(options, say)
+    say = Log(options.folder)
+    say(event="started")
+    hvd.init()
+    train(options, say)
 
 
-def train(options: argparse.Namespace, say) -> None:
-    layer, inputs = Counting(), keras.Input([1], dtype="int64")
-    model = keras.Model(inputs, layer(inputs))
-    layer.seen.clear()
+def train(options: argparse.Namespace, say: Log) -> None:
+    begun = []
+
+    def note(samples):
+        told = {"epoch": state.epoch, "position": state.position, "begun": begun, "samples": samples}
+        say(event="step", rank=hvd.rank(), size=hvd.size(), **told)
+
+    inputs = keras.Input([1], dtype="int64")
+    model = keras.Model(inputs, Counting(note)(inputs))
     optimizer = keras.optimizers.SGD(float(hvd.size()))  # times the mean of the ranks' gradients: their sum
     optimizer = hvd.DistributedOptimizer(optimizer, aggregator=hvd.recipes.dense())
     model.compile(optimizer, lambda _, counts: -tf.reduce_sum(counts), jit_compile=False)
@@ -72,16 +79,8 @@ def train(options: argparse.Namespace, say) -> None:
         return np.int64(index).tobytes()
 
     class Watch(keras.callbacks.Callback):
-        def __init__(self, begun):
-            super().__init__()
-            self.begun = begun
-
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(options.pace)
-            (samples,) = layer.seen
-            layer.seen.clear()
-            told = {"epoch": state.epoch, "position": state.position, "begun": self.begun, "samples": samples}
-            say(event="step", rank=hvd.rank(), size=hvd.size(), batch=batch, **told)
 
         def on_epoch_end(self, epoch, logs=None):
             say(event="epoch", rank=hvd.rank(), size=hvd.size(), epoch=state.epoch, position=state.position)
@@ -91,8 +90,7 @@ def train(options: argparse.Namespace, say) -> None:
 
     @hvd.elastic.run
     def fit(state):
-        layer.seen.clear()  # of a step that was interrupted
-        begun = [state.epoch, state.position]
+        begun[:] = [state.epoch, state.position]
         training = cache.elastic(state, BATCH)
         say(event="trains", rank=hvd.rank(), size=hvd.size(), begun=begun)
         model.fit(
@@ -100,7 +98,7 @@ def train(options: argparse.Namespace, say) -> None:
             epochs=options.epochs,
             initial_epoch=training.epoch,
             steps_per_epoch=training.steps_per_epoch,
-            callbacks=[training, Watch(begun), hvd.elastic.CommitStateCallback(state, options.every)],
+            callbacks=[training, Watch(), hvd.elastic.CommitStateCallback(state, options.every)],
             verbose=0,
         )
 

@@ -48,9 +48,11 @@ def test_all_are_told_to_end_and_the_next_job_has_fewer_ranks(tmp_path, recipe):
     first.mkdir(), second.mkdir()
     with running(first, {FIRST: 2, SECOND: 2}, *arguments) as job:
         trains(job, 4)
+        job.signal(SECOND, signal.SIGSTOP, 1)  # so that no commit is made from the first notice to the last
         for host in (FIRST, SECOND):
             for slot in range(2):
                 job.signal(host, signal.SIGTERM, slot)
+        job.signal(SECOND, signal.SIGCONT, 1)
         assert job.wait(BUSY * 60) != 0
         assert re.search(r"the ranks have written commit \d+ to", job.output()), job.output()
         done = job.events("step")[-1]
@@ -59,6 +61,24 @@ def test_all_are_told_to_end_and_the_next_job_has_fewer_ranks(tmp_path, recipe):
         assert begins_at(job) == (done["epoch"], done["batch"]) != (0, 0)
         assert re.search(r"training goes on from commit \d+ in .*, of 4 ranks\.", job.output()), job.output()
     assert not os.listdir(backup)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_commit_falls_between_the_notices_of_two_ranks(tmp_path, moment):
+    """One has said that it leaves when the other is told to: before or after they know of each other who leaves."""
+    arguments = ["--recipe", "hitopk", "--backup-dir", str(tmp_path / "backup")]
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    with running(first, {FIRST: 1, SECOND: 1}, *arguments, "--notice", moment) as job:
+        trains(job, 2)
+        job.signal(FIRST, signal.SIGTERM)
+        assert job.wait(BUSY * 60) != 0
+        assert ("the ranks have written commit" in job.output()) == (moment == "before"), job.output()
+        done = job.events("step")[-1]
+    with running(second, {FIRST: 1, SECOND: 1}, *arguments) as job:
+        ends(job, 2)
+        assert begins_at(job) == (done["epoch"], done["batch"]) != (0, 0)
 
 
 @pytest.mark.thorough
@@ -71,6 +91,7 @@ def test_too_few_are_left_and_the_last_is_told_to_end(tmp_path, told_first):
     with running(first, {FIRST: 1, SECOND: 1}, *arguments, least=2) as job:
         trains(job, 2)
         if told_first:
+            job.signal(SECOND, signal.SIGSTOP)  # so that nothing is handed over to it
             job.signal(FIRST, signal.SIGTERM)
         job.signal(SECOND, signal.SIGKILL)
         if not told_first:

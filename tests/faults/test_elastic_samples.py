@@ -37,7 +37,7 @@ def history(job):
     steps = []
     for (_, size), end in zip(list(ran), ends, strict=True):
         for position, ranks in sorted(ran[_, size].items()):
-            if position <= end:
+            if position < end:  # others were begun, and undone if they were done
                 assert sorted(ranks) == list(range(size)), (position, ranks)
                 steps.append(sum((ranks[rank] for rank in range(size)), []))
     return steps, len(ran)

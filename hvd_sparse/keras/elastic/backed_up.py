@@ -94,9 +94,9 @@ class BackedUpState(State):
         ranks = self._commits[self._number]["ranks"]
         return kind(self._number, [process for process, _ in ranks].index(self._process), len(ranks))
 
-    def _claim(self, meeting: Meeting | None) -> None:
+    def _claim(self, meeting: Meeting) -> None:
         """Claims the directory, on rank 0; a collective at the start of a job."""
-        assert meeting is not None and self.backups is not None
+        assert self.backups is not None
         problem = None
         try:
             if topology.rank() == 0:
@@ -108,11 +108,11 @@ class BackedUpState(State):
         elif problem is not None:
             _log.warning("training goes on, but another job may write into %s: %s", self.backups.directory, problem)
 
-    def _resume(self, meeting: Meeting | None) -> None:
-        """Takes up the newest intact backup when a job starts; a collective."""
-        assert meeting is not None and self.backups is not None
+    def _resume(self, meeting: Meeting) -> Meeting:
+        """Takes up the newest intact backup when a job starts, and returns how ranks meet then; a collective."""
+        assert self.backups is not None
         if not meeting.is_start:
-            return
+            return meeting
         world, problem = topology.world(), None
         found: list[Backup] = []
         try:
@@ -125,11 +125,12 @@ class BackedUpState(State):
             self._number = told[0].number  # so that no file of an earlier job gets into a new commit
             self._commits = {self._number: self._taken()}
         for backup in told:
-            if backup.counts and self._take_up(backup, meeting):
-                return
+            if backup.counts and (resumed := self._take_up(backup, meeting)) is not None:
+                return resumed
+        return meeting
 
-    def _take_up(self, backup: Backup, meeting: Meeting) -> bool:
-        """Makes training go on from a backup, and returns whether it is intact; a collective."""
+    def _take_up(self, backup: Backup, meeting: Meeting) -> Meeting | None:
+        """Makes training go on from a backup, as after a change of its ranks; None if it is damaged; a collective."""
         assert self.backups is not None
         world = topology.world()
         parts: dict[int, Archive] = {}
@@ -147,7 +148,7 @@ class BackedUpState(State):
             problems = ["its files are of several commits"]
         if problems:
             first_rank.warn(f"Commit {backup.number} in {self.backups.directory} is passed over: {problems[0]}")
-            return False
+            return None
         own = parts.get(backup.present[world.rank]) if world.rank < len(backup.present) else None
         taken = self._unpacked(parts, own)
         self._commits = {self._number: taken}
@@ -155,7 +156,8 @@ class BackedUpState(State):
             self._give(taken)
         gone = {rank: host for rank, (_, host) in enumerate(former[0]) if rank not in backup.present}
         joined = list(range(len(backup.present), world.size))
-        self._meeting = Meeting(0, backup.ranks, joined, gone, meeting.ranks, from_disk=True)
+        resumed = Meeting(0, backup.ranks, joined, gone, meeting.ranks, from_disk=True)
+        self._meeting = resumed  # `reset` looks at it
         if backup.ranks != world.size:
             self.on_reset()
         if first_rank.is_here():
@@ -165,4 +167,4 @@ class BackedUpState(State):
             _log.info(
                 "training goes on from commit %d in %s, of %d ranks%s.", backup.number, place, backup.ranks, without
             )
-        return True
+        return resumed

@@ -88,8 +88,7 @@ class Backups:
             OSError: if it cannot be written.
         """
         self.wait()
-        archives.write(self._path(place, place.present[0]), {"format": archives.FORMAT, **manifest}, arrays)
-        self._remove_before(place.number)
+        self._write(place, manifest, arrays)
 
     def found(self) -> list[Backup]:
         """All commits with at least one file, the newest first; of two with one number, the whole one first.
@@ -138,10 +137,13 @@ class Backups:
 
     def _try(self, place: Backup, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         try:
-            archives.write(self._path(place, place.present[0]), {"format": archives.FORMAT, **manifest}, arrays)
-            self._remove_before(place.number)
+            self._write(place, manifest, arrays)
         except OSError as error:
             _log.warning("commit %d could not be backed up, and training goes on without: %s", place.number, error)
+
+    def _write(self, place: Backup, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        archives.write(self._path(place, place.present[0]), {"format": archives.FORMAT, **manifest}, arrays)
+        self._remove_before(place.number)
 
     def _is_writing(self) -> bool:
         return self._writer is not None and self._writer.is_alive()

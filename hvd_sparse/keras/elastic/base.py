@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.objects import broadcast_object
 from hvd_sparse.keras.elastic.backups import Backups
-from hvd_sparse.transport import membership, topology
+from hvd_sparse.transport import host_names, membership, topology
 from hvd_sparse.transport.membership import HorovodState, HostsUpdatedInterrupt
 
 LEFT = 128 + signal.SIGTERM  # the exit status of a process that leaves; 0 would end the job
@@ -87,6 +87,22 @@ class State(HorovodState):
 
     def hand_over(self) -> None:
         """Called before a planned change, while all ranks are still connected."""
+
+    def take_leave(self) -> bool:
+        """Called when all ranks have handed over: tells the others whether this one leaves; a collective.
+
+        If no host is left on which all ranks stay, all write the last commit: the launcher gives no place any more to
+        ranks of a host of which one has left.
+
+        Returns:
+            Whether nothing is lost if this process ends; not so if it is told to only now, as all others may leave.
+        """
+        leaves = self.leaves  # read once, as a signal may set it at any moment
+        told = topology.world().gather_descriptions([host_names.own(), leaves], "elastic.leaving")
+        none_stays = {host for host, _ in told} == {host for host, each in told if each}
+        if none_stays:
+            self.back_up()
+        return leaves or none_stays
 
     def back_up(self) -> None:
         """Writes the last commit to the directory for backups, if there is one; a collective."""

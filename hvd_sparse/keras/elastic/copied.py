@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.keras.checkpoint import raise_together
+from hvd_sparse.keras.checkpoint import raise_together, storable
 from hvd_sparse.optimizers.variables import resource, unique_names
 from hvd_sparse.storage.archives import Archive
 
@@ -25,11 +25,6 @@ def assign(copied: Copies) -> None:
     """Assigns copies to their variables."""
     for variable, value in copied:
         resource(variable).assign(tf.cast(value, variable.dtype))
-
-
-def storable(value: np.ndarray) -> np.ndarray:
-    """A value in a dtype that NumPy can store: those that it does not know as float32, which holds them."""
-    return value.astype(np.float32) if value.dtype.kind == "V" else value
 
 
 def described(variables: Sequence[Any]) -> list[list[Any]]:

@@ -17,8 +17,8 @@ from hvd_sparse.exchange.remains import Remains
 from hvd_sparse.keras import broadcasting, consolidation, own_state
 from hvd_sparse.keras.broadcasting import places_in
 from hvd_sparse.keras.callbacks import rates
-from hvd_sparse.keras.checkpoint import plain
-from hvd_sparse.keras.elastic.copied import assign, copies, described, numbered, paired, require_same, storable
+from hvd_sparse.keras.checkpoint import plain, storable
+from hvd_sparse.keras.elastic.copied import assign, copies, described, numbered, paired, require_same
 from hvd_sparse.keras.elastic.meetings import Meeting
 from hvd_sparse.keras.elastic.states import ObjectState
 from hvd_sparse.keras.exchanging import exchange_of

@@ -67,9 +67,9 @@ def _run(func: Callable[..., Any], state: Any, args: Any, kwargs: Any) -> Any:
             return func(state, *args, **kwargs)
         except HostsUpdatedInterrupt as notice:
             ended.append(notice)
-            has_handed_over = _hand_over(state)
+            may_end = _hand_over(state)
             if getattr(state, "leaves", False):
-                if not has_handed_over and hasattr(state, "back_up_alone"):
+                if not may_end and hasattr(state, "back_up_alone"):
                     state.back_up_alone()
                 _log.warning("this process leaves the job, as it was told to.")
                 raise SystemExit(LEFT) from None
@@ -113,14 +113,14 @@ def _begin_again(state: Any) -> None:
 
 
 def _hand_over(state: Any) -> bool:
-    """Returns whether the other ranks have what this one had."""
+    """Returns whether nothing is lost if this process ends now."""
     if first_rank.is_here():
         _log.info("hosts come or go: the ranks hand over what they have.")
     if not hasattr(state, "hand_over"):
         return True
     try:
         state.hand_over()
-        return True
+        return state.take_leave()
     except Exception as error:
         if not _is_loss(error):
             raise

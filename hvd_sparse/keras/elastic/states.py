@@ -113,11 +113,12 @@ class ObjectState(HorovodObjectState, BackedUpState):
         """Gives all ranks everything of the first rank that was there before; a collective."""
         if self._meeting is None:
             self.meet()
-        if self.backups is not None:
-            self._claim(self._meeting)
-            self._resume(self._meeting)
-        meeting, self._meeting = self._meeting, None
+        meeting = self._meeting
         assert meeting is not None
+        if self.backups is not None:
+            self._claim(meeting)
+            meeting = self._resume(meeting)
+        self._meeting = None
         self._share(meeting)
         self._number = topology.world().gather_descriptions(self._number, "elastic.number")[meeting.root]
         self._ranks = meeting.ranks

@@ -103,6 +103,22 @@ def test_who_has_handed_over_has_what_all_had(tmp_path):
     adds_up(resumed(tmp_path, RECIPES["hitopk"], (2, 1), goes_on), ranks[0].beginning)
 
 
+@pytest.mark.parametrize("leaving", [[], [1], [0, 1, 2, 3]])
+def test_all_write_if_there_is_no_host_from_which_no_rank_leaves(tmp_path, leaving):
+    ranks = trained(tmp_path, RECIPES["hitopk"])  # on one host
+    for number in leaving:
+        ranks[number].state.leave()
+
+    def may_end(number):
+        ranks[number].state.hand_over()
+        return ranks[number].state.take_leave()
+
+    assert world.run(4, 2, may_end) == [bool(leaving)] * 4
+    assert [each.counts for each in Backups(tmp_path, 1).found()] == [True] * bool(leaving)
+    if leaving:
+        adds_up(resumed(tmp_path, RECIPES["hitopk"], (2, 1), goes_on), ranks[0].beginning)
+
+
 @pytest.mark.parametrize("others", [[0], [0, 1, 3]])
 def test_what_was_handed_over_counts_once(tmp_path, others):
     """Rank 2 had not noticed that all have handed over when another died."""
