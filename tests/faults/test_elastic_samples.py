@@ -62,7 +62,7 @@ def ended_right(job, ranks):
 
 @pytest.mark.thorough
 def test_after_a_death_and_a_join_each_sample_is_used_once_an_epoch(tmp_path):
-    with running(tmp_path, {FIRST: 1, SECOND: 1, THIRD: 1}, script=SCRIPT) as job:
+    with running(tmp_path, {FIRST: 1, SECOND: 1, THIRD: 1}, "--pace", "0.2", script=SCRIPT) as job:
         steps_of(job, 3, 12)
         job.signal(SECOND, signal.SIGKILL)
         steps_of(job, 2, 10)
