@@ -1,4 +1,4 @@
-"""datacache: a label that is not an integer is refused with its sample's name; no decoded value is lost."""
+"""datacache: labels are kept as they are, or refused with the sample's name; no decoded value is lost."""
 
 from __future__ import annotations
 
@@ -16,28 +16,41 @@ def cache_of(tmp_path, source, decode):
 
 
 @pytest.mark.parametrize(
-    "label, told",
+    "label", [0.5, 2.0, np.float32(0.25), "7", np.array([1.5]), 2**63, {"class": 1, "weight": 0.5}], ids=str
+)
+def test_a_decoded_label_of_any_kind_is_kept_as_it_is(label, tmp_path):
+    source = datacache.Indexed(lambda index: bytes([index]), SAMPLES, "bytes")
+    with cache_of(tmp_path, source, lambda payload: (np.zeros(2), label)) as cache:
+        for _, labels in cache.batches(2, 0):
+            for made, wanted in (
+                [(labels[key], label[key]) for key in label] if isinstance(label, dict) else [(labels, label)]
+            ):
+                assert made.tolist() == [np.asarray(wanted).tolist()] * 2
+                assert made.dtype == (object if isinstance(wanted, str) else np.asarray(wanted).dtype)
+
+
+@pytest.mark.parametrize(
+    "labels, told",
     [
-        (0.5, r"integer label .* sample \d, got 0.5 \(float\)"),
-        (2.0, r"sample \d, got 2.0"),
-        (np.float32(0.25), r"sample \d, got .*0.25"),
-        ("7", r"sample \d, got '7' \(str\)"),
-        (np.array([1.5]), r"sample \d, got array"),
-        (2**63, r"fits int64 for sample \d, got 9223372036854775808"),
+        ((1, 0.5), r"integer label .* sample \d, got 0.5 \(float\)"),
+        ((0.5, 1), r"sample \d is not decoded to \(float64 \[2\], float64\), .* Expected float64 at \[1\], got int64"),
+        ((1, "7"), r"sample \d, got '7' \(str\)"),
+        (("7", 1), r"Expected str at \[1\], got int64"),
+        ((1, 2**63), r"fits int64 for sample \d, got 9223372036854775808"),
     ],
     ids=str,
 )
-def test_a_decoded_label_that_is_no_integer_is_refused(label, told, tmp_path):
+def test_labels_of_two_kinds_are_refused(labels, told, tmp_path):
     source = datacache.Indexed(lambda index: bytes([index]), SAMPLES, "bytes")
     with pytest.raises(datacache.DecodeError, match=told):
-        with cache_of(tmp_path, source, lambda payload: (np.zeros(2), label)) as cache:
+        with cache_of(tmp_path, source, lambda payload: (np.zeros(2), labels[min(payload[0], 1)])) as cache:
             list(cache.batches(2, 0))
 
 
 def test_a_third_element_is_not_dropped(tmp_path):
     source = datacache.Indexed(lambda index: bytes([index]), SAMPLES, "bytes", labels=range(SAMPLES))
-    with pytest.raises(datacache.DecodeError, match=r"sample \d, got a tuple of 3"):
-        cache_of(tmp_path, source, lambda payload: (np.zeros(2), 1, 0.5))
+    with cache_of(tmp_path, source, lambda payload: (np.zeros(2), 1, 0.5)) as cache:
+        assert [[part.tolist() for part in batch[1:]] for batch in cache.batches(2, 0)] == [[[1, 1], [0.5, 0.5]]] * 2
 
 
 @pytest.mark.parametrize("labels", [[0, 0.5, 1, 2], [0, "7", 1, 2], np.array([0, 0.5, 1, 2])[::-1]], ids=str)
