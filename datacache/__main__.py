@@ -195,7 +195,7 @@ def _source(options: argparse.Namespace) -> Source:
     if options.images:
         return ImageFolder(options.images, classes=options.classes)
     if options.classes is not None:
-        raise ValueError("Expected --classes with --images: the label of a TFRecord is in the record.")
+        raise ValueError("Expected --classes with --images: other sources have no classes.")
     pattern = {} if options.pattern is None else {"pattern": options.pattern}
     return TFRecords(options.tfrecords, **pattern) if options.tfrecords else Files(options.files, **pattern)
 

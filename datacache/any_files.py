@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from datacache import files
 from datacache.listing import NO_LABEL, Listing
-from datacache.sources import FilesBelow, Progress, is_no_folder, require_file
+from datacache.sources import FilesBelow, Progress
 
 
 class Files(FilesBelow):
@@ -35,15 +35,10 @@ class Files(FilesBelow):
         Raises:
             ValueError: also if something with a file's name is not a file.
         """
-        names, statuses = self._names(), []
-        for name in names:
-            with files.reading(self._root / name):
-                statuses.append(os.stat(self._root / name))
-            require_file(self._root / name, statuses[-1])
-            if progress:
-                progress(len(statuses), len(names))
+        names = self._names()
         if not names:
             raise ValueError(f"{self._root} has no file whose path matches {self._pattern}: pass another pattern=.")
+        statuses = self._statuses(names, progress)
         sizes, times = [each.st_size for each in statuses], [each.st_mtime_ns for each in statuses]
         samples = [(file, 0, size, NO_LABEL) for file, size in enumerate(sizes)]
         return Listing.build(self.identity, names, sizes, times, samples)
@@ -52,9 +47,5 @@ class Files(FilesBelow):
         return self._read_from(listing, int(listing.file_of[index]), 0, int(listing.lengths[index]))
 
     def _names(self) -> Sequence[str]:
-        if not self._root.is_dir():
-            raise NotADirectoryError(f"Expected a directory, got {self._root}.")
-        with files.reading(self._root):
-            os.scandir(self._root).close()  # a folder that may not be read looks empty to `glob`
-        found = (path.relative_to(self._root) for path in self._root.glob(self._pattern) if is_no_folder(path))
-        return sorted(str(path) for path in found if not any(part.startswith(".") for part in path.parts))
+        found = self._matching(self._pattern, "a directory")
+        return [name for name in found if not any(part.startswith(".") for part in Path(name).parts)]

@@ -233,15 +233,15 @@ class Packing:
     def __init__(self, nest: Nest):
         """Takes what all nests are like."""
         self._nest, self.leaves = nest, leaves(nest)
-        self._varies = any(leaf.varies or leaf.is_text for leaf in self.leaves)
+        varies = any(leaf.varies or leaf.is_text for leaf in self.leaves)
         self.places: list[tuple[int, int]] = []
-        if not self._varies:
+        if not varies:
             at = 0
             for leaf in self.leaves:
                 size = math.prod(leaf.sizes) * leaf.numpy.itemsize
                 self.places.append((at, at + size))
                 at += -(-size // 8) * 8
-        self.layout = Layout("uint8", (None,) if self._varies else (at,))
+        self.layout = Layout("uint8", (None,) if varies else (at,))
 
     def pack(self, made: Any) -> np.ndarray:
         """A nest as bytes, uint8 [n].
@@ -252,10 +252,11 @@ class Packing:
         pieces: list[bytes] = []
         for leaf, array in zip(self.leaves, arrays(self._nest, made), strict=True):
             sizes = [size for size, wanted in zip(array.shape, leaf.shape, strict=True) if wanted is None]
-            data = array.tobytes()
             if leaf.is_text:
                 texts = [_encoded(text) for text in array.flat]
                 sizes, data = [*sizes, *map(len, texts)], b"".join(texts)
+            else:
+                data = array.tobytes()
             pieces += [np.array(sizes, _WORD).tobytes(), data, bytes(-len(data) % 8)]
         return np.frombuffer(b"".join(pieces), np.uint8)
 

@@ -45,6 +45,7 @@ class Decoder:
 
     Attributes:
         elements: what all samples are; None before the first.
+        takes_key: whether the function gets the key of a sample.
     """
 
     def __init__(self, decode: Callable[..., Any], shape: Any = None):
@@ -52,7 +53,7 @@ class Decoder:
 
         Shapes are those of the element's parts (see `nests.parse_shapes`); without them all have those of the first.
         """
-        self._decode, self._shape, self._takes_key = decode, shape, _takes_key(decode)
+        self._decode, self._shape, self.takes_key = decode, shape, _takes_key(decode)
         self.elements: Elements | None = None
 
     @property
@@ -67,7 +68,7 @@ class Decoder:
             DecodeError: if the function fails, or its result does not match the other samples.
         """
         try:
-            made = self._decode(payload, key=key) if self._takes_key else self._decode(payload)
+            made = self._decode(payload, key=key) if self.takes_key else self._decode(payload)
         except Exception as error:
             raise DecodeError(
                 f"{name} cannot be decoded ({type(error).__name__}: {error}): remove or repair it, or let the decode "
@@ -205,7 +206,7 @@ class ReadThrough:
             return kept, "decoded"
         encoded, origin = self._encoded_sample(index, seconds)
         with _timed(seconds, "decode"):
-            key = self._source.key(self._listing, index)
+            key = self._source.key(self._listing, index) if self._decoder.takes_key else None
             record = self._decoder(encoded.payload, encoded.label, self._name(index), key)
         self._keep(self._decoded, index, record)
         return record, origin

@@ -115,6 +115,26 @@ class FilesBelow(Source):
     def _names(self) -> Sequence[str]:
         """Paths of all files of the source, relative to its root, in order."""
 
+    def _matching(self, pattern: str, what: str) -> list[str]:
+        """Paths of all files that match a pattern, relative to the root, in order; `what` the directory should be."""
+        if not self._root.is_dir():
+            raise NotADirectoryError(f"Expected {what}, got {self._root}.")
+        with files.reading(self._root):
+            os.scandir(self._root).close()  # a folder that may not be read looks empty to `glob`
+        found = (path for path in self._root.glob(pattern) if _is_no_folder(path))
+        return sorted(str(path.relative_to(self._root)) for path in found)
+
+    def _statuses(self, names: Sequence[str], progress: Progress | None = None) -> list[os.stat_result]:
+        """The status of each of these, which must be files."""
+        statuses: list[os.stat_result] = []
+        for name in names:
+            with files.reading(self._root / name):
+                statuses.append(os.stat(self._root / name))
+            _require_file(self._root / name, statuses[-1])
+            if progress:
+                progress(len(statuses), len(names))
+        return statuses
+
     def _path(self, listing: Listing, file: int) -> Path:
         return self._root / listing.name(file)
 
@@ -181,7 +201,7 @@ class ImageFolder(FilesBelow):
         for entry in self._entries():
             with files.reading(entry.path):
                 status = entry.stat()
-            require_file(entry.path, status)
+            _require_file(entry.path, status)
             names.append(os.path.relpath(entry.path, self._root))
             sizes.append(status.st_size)
             times.append(status.st_mtime_ns)
@@ -255,7 +275,7 @@ class ImageFolder(FilesBelow):
 
 
 class TFRecords(FilesBelow):
-    """The records of uncompressed TFRecord files; the label is in the record, so decoding must return it."""
+    """The records of uncompressed TFRecord files, without labels: what decoding returns is all there is."""
 
     def __init__(self, path: str | os.PathLike, pattern: str = "*.tfrecord*"):
         """Takes a directory and the pattern of its files' names; samples are in the order of names, then records."""
@@ -273,12 +293,9 @@ class TFRecords(FilesBelow):
             DamagedFileError: if a file is not in the format.
             ValueError: also if something with a file's name is not a file.
         """
-        names, statuses, samples = self._names(), [], []
-        for name in names:
-            with files.reading(self._root / name):
-                statuses.append(os.stat(self._root / name))
+        names, samples = self._names(), []
+        statuses = self._statuses(names)
         for number, (name, status) in enumerate(zip(names, statuses, strict=True)):
-            require_file(self._root / name, status)
             with files.reading(self._root / name), open(self._root / name, "rb", buffering=0) as file:
                 places = tfrecord.index(file, str(self._root / name), status.st_size)
                 samples += [(number, place.offset, place.length, NO_LABEL) for place in places]
@@ -303,11 +320,7 @@ class TFRecords(FilesBelow):
         return super().key(listing, index), int(listing.offsets[index])
 
     def _names(self) -> Sequence[str]:
-        if not self._root.is_dir():
-            raise NotADirectoryError(f"Expected a directory of TFRecord files, got {self._root}.")
-        with files.reading(self._root):
-            os.scandir(self._root).close()  # a folder that may not be read looks empty to `glob`
-        return sorted(path.name for path in self._root.glob(self._pattern) if is_no_folder(path))
+        return self._matching(self._pattern, "a directory of TFRecord files")
 
 
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -322,7 +335,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def require_file(path: str | os.PathLike, status: os.stat_result) -> None:
+def _require_file(path: str | os.PathLike, status: os.stat_result) -> None:
     """Raises an error for what cannot be read as a file, such as a pipe, which would block."""
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"Expected a file, got {_kind(status.st_mode)}: {os.fspath(path)}. Remove it.")
@@ -338,7 +351,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
 
 
-def is_no_folder(path: Path) -> bool:
+def _is_no_folder(path: Path) -> bool:
     """Whether something other than a folder is there; a link to nothing does not count."""
     try:
         with files.reading(path):
