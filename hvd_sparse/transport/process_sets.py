@@ -6,8 +6,9 @@ each has its own object, and a set that the grid uses stays when a user removes 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import horovod.tensorflow as _horovod
 import tensorflow as tf
@@ -18,6 +19,7 @@ from hvd_sparse.transport.launcher_store import RanksMissingError
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _ids: dict[tuple[int, ...], int] = {}  # of all sets except that of all ranks
 _of_grid: set[tuple[int, ...]] = set()
+_started_dynamic = False
 
 
 class NotIncludedError(tf.errors.InvalidArgumentError, ValueError):
@@ -100,11 +102,11 @@ def make_ready(process_set: ProcessSet) -> None:
 
 def is_dynamic() -> bool:
     """Whether process sets can be added after Horovod has started."""
-    return os.environ.get(DYNAMIC_VARIABLE, "0") not in ("", "0")
+    return _started_dynamic or os.environ.get(DYNAMIC_VARIABLE, "0") not in ("", "0")
 
 
-def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
-    """The sets that `init` was asked for; "dynamic" asks for none, but allows adding them later.
+def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> tuple[list[ProcessSet], bool]:
+    """The sets that `init` was asked for, and whether others may be added later, as "dynamic" asks.
 
     Raises:
         ValueError: if one is not a process set, or two have the same ranks.
@@ -112,8 +114,7 @@ def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(f"Expected process sets, or 'dynamic', as process_sets, got {process_sets!r}.")
-        os.environ[DYNAMIC_VARIABLE] = "1"
-        return []
+        return [], True
     wanted = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets or ()]
     keys = [tuple(each.ranks or ()) for each in wanted]
     if not all(keys):
@@ -122,7 +123,7 @@ def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -
         raise ValueError(
             f"Expected process sets of different ranks, got {[list(key) for key in keys]}: pass each only once."
         )
-    return wanted
+    return wanted, False
 
 
 def require_same(asked: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -139,17 +140,19 @@ def require_same(asked: Sequence[Sequence[Sequence[int]]]) -> None:
         )
 
 
-def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> None:
-    """Starts Horovod with a user's sets and those of the grid; the same on every rank.
+def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = (), dynamic: bool = False) -> None:
+    """Starts Horovod with a user's sets and those of the grid, or so that they can be added; the same on every rank.
 
     Raises:
         RanksMissingError: if Horovod cannot connect the ranks.
     """
+    global _started_dynamic
     forget()
     users = {tuple(each.ranks): each for each in own}
     grids = {group: ProcessSet(list(group)) for group in sorted(groups) if group not in users}
     try:
-        _horovod.init(process_sets=[*own, *grids.values()])
+        with _dynamic_variable() if dynamic else contextlib.nullcontext():
+            _horovod.init(process_sets=[*own, *grids.values()])
     except ValueError as error:
         if not str(error).startswith("Horovod initialization failed"):
             raise
@@ -160,6 +163,21 @@ def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> 
             "`python -m hvd_sparse.doctor` says what these are."
         ) from None
     _ids.update({key: each.process_set_id for key, each in {**users, **grids}.items()})
+    _started_dynamic = dynamic
+
+
+@contextlib.contextmanager
+def _dynamic_variable() -> Iterator[None]:
+    """Context in which the variable that Horovod reads is set; a job that this process starts later must not see it."""
+    before = os.environ.get(DYNAMIC_VARIABLE)
+    os.environ[DYNAMIC_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[DYNAMIC_VARIABLE]
+        else:
+            os.environ[DYNAMIC_VARIABLE] = before
 
 
 def of_grid(ranks: Sequence[int]) -> ProcessSet:
@@ -187,6 +205,8 @@ def of_grid(ranks: Sequence[int]) -> ProcessSet:
 
 def forget() -> None:
     """Drops what is useless once Horovod has stopped."""
+    global _started_dynamic
+    _started_dynamic = False
     _ids.clear()
     _of_grid.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_sparse.transport import topology
+from hvd_sparse.transport import process_sets, topology
 from hvd_sparse.transport.communicator import Grid, LoneCommunicator
 
 _members: dict[tuple[int, ...], topology.HorovodCommunicator] = {}
@@ -20,7 +20,7 @@ def of(process_set: Any) -> Grid:
     if process_set.process_set_id is None or not process_set.ranks:
         raise ValueError(
             f"{process_set} is not known to Horovod: pass it to hvd.init(process_sets=[...]), on every rank, or add it "
-            f"with hvd.add_process_set and {topology.DYNAMIC_VARIABLE}=1."
+            f"with hvd.add_process_set and {process_sets.DYNAMIC_VARIABLE}=1."
         )
     node = LoneCommunicator("node", me)
     if me not in process_set.ranks or len(process_set.ranks) == 1:

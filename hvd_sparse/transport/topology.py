@@ -33,11 +33,10 @@ from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicat
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.horovod_communicator import FUSION_BYTES, HorovodCommunicator
 from hvd_sparse.transport.launcher_store import RanksMissingError, Store, forget_addresses
-from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
+from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
 from hvd_sparse.transport.processes import Process
 
 __all__ = [
-    "DYNAMIC_VARIABLE",
     "HorovodCommunicator",
     "ProcessSet",
     "cross",
@@ -106,12 +105,12 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
             f"Expected comm to be None or the list of all ranks, got {type(comm).__name__}: start only the ranks that "
             "are to train, and group them with process_sets=."
         )
-    own = process_sets.asked_for(wanted)
+    own, dynamic = process_sets.asked_for(wanted)
     place = _place(comm, local_size, own)
     if background_loop.has_ended():  # a rank was lost
         shutdown()
     starts = not _horovod.is_initialized()
-    places = _start(place, own) if starts else None
+    places = _start(place, own, dynamic) if starts else None
     devices.pin(_horovod.local_rank())
     everyone = list(range(_horovod.size()))
     world_communicator = (
@@ -171,7 +170,7 @@ def _report(started: Grid, uneven: str | None) -> None:
         )
 
 
-def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, Any]] | None:
+def _start(place: dict[str, Any], own: Sequence[ProcessSet], dynamic: bool) -> list[dict[str, Any]] | None:
     """Starts Horovod with the process sets that all ranks know in advance; otherwise so that they can be added later.
 
     The latter makes Horovod ask all ranks for new sets in each of its cycles, so that a small message takes two to
@@ -193,7 +192,7 @@ def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, A
             places = _places_ahead(place, membership.JOINING if again else math.inf)
             _start_name = places[0]["start"] if places else str(_starts)
             with membership.started_again() if again else contextlib.nullcontext():
-                _start_horovod(place, places, own)
+                _start_horovod(place, places, own, dynamic)
             return places
         except RanksMissingError as error:
             if not membership.is_elastic():
@@ -201,12 +200,13 @@ def _start(place: dict[str, Any], own: Sequence[ProcessSet]) -> list[dict[str, A
             _log.warning("the ranks start once more: %s", error)
 
 
-def _start_horovod(place: dict[str, Any], places: list[dict[str, Any]] | None, own: Sequence[ProcessSet]) -> None:
+def _start_horovod(
+    place: dict[str, Any], places: list[dict[str, Any]] | None, own: Sequence[ProcessSet], dynamic: bool
+) -> None:
     host_names.check([each["names"] for each in places or [place]])
-    rows = None if process_sets.is_dynamic() or places is None else _arranged(places)
+    rows = None if dynamic or process_sets.is_dynamic() or places is None else _arranged(places)
     if rows is None:
-        os.environ.setdefault(DYNAMIC_VARIABLE, "1")
-        process_sets.start([])
+        process_sets.start([], dynamic=True)
         return
     count, every_group = sum(map(len, rows)), [*rows, *nodes.columns(rows)]
     groups = {tuple(group) for group in every_group if 1 < len(group) < count}

@@ -65,9 +65,10 @@ def train(rank: int, options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     import hvd_sparse as hvd
+    from hvd_sparse.transport import process_sets
 
     hvd.init()
-    print("process sets can be added:", os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0"), flush=True)
+    print("process sets can be added:", process_sets.is_dynamic(), flush=True)
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(256), keras.layers.Dense(2)])
 

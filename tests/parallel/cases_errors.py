@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse.spec import Spec
-from hvd_sparse.transport import nodes
+from hvd_sparse.transport import nodes, process_sets
 from tests.members import AGGREGATORS
 from tests.parallel.cases import Launch, case, thorough
 from tests.parallel.run import meet, number_of
@@ -165,7 +165,7 @@ def hosts_are_nodes():
     first = hvd.rank() // 2 * 2
     assert hvd.topology.node().ranks == (first, first + 1)
     assert hvd.topology.cross().ranks == (hvd.rank() % 2, hvd.rank() % 2 + 2)
-    assert hvd.topology.DYNAMIC_VARIABLE not in os.environ, "the nodes are known before Horovod starts"
+    assert not process_sets.is_dynamic(), "the nodes are known before Horovod starts"
     aggregator = hvd.recipes.hitopk(DENSITY)
     state = aggregator.init(SIZE)
     mine, vectors = own(0)

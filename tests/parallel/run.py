@@ -156,8 +156,9 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
     import tensorflow as tf
 
     from hvd_sparse import topology
+    from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE
 
-    os.environ[topology.DYNAMIC_VARIABLE] = "1"  # cases have nodes of different sizes
+    os.environ[DYNAMIC_VARIABLE] = "1"  # cases have nodes of different sizes
     topology.init()
     gc.collect()
     gc.freeze()  # objects made by the imports: clearing Keras's session would scan them before each case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
 
 from hvd_sparse.transport import host_names, launcher_store, nodes
 from hvd_sparse.transport.launcher_store import Store
+from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE
 from tests.parallel.launch import ROOT
 
 HERE = {"machine": "here", "unknown": None, "loopback": None}
@@ -277,3 +279,23 @@ def test_the_variable_asks_for_the_size_of_a_node_where_init_does_not(text, pass
     """A value that is not a number becomes 0, which all ranks refuse together."""
     monkeypatch.setenv(nodes.LOCAL_SIZE_VARIABLE, text)
     assert nodes.place(passed)["local_size"] == asked
+
+
+@pytest.mark.parametrize("own", ["", "1"])
+def test_a_job_that_is_started_by_a_process_with_horovod_does_not_inherit_how_that_was_started(own):
+    """A notebook that calls init and then starts a job: its ranks would ask for new process sets in each cycle."""
+    script = """
+import os
+import hvd_sparse as hvd
+from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, is_dynamic
+for asked in (None, "dynamic"):
+    hvd.init(process_sets=asked)
+    print(is_dynamic(), os.environ.get(DYNAMIC_VARIABLE), end=" ")
+    hvd.shutdown()
+print(is_dynamic())
+"""
+    environment = {key: value for key, value in os.environ.items() if key != DYNAMIC_VARIABLE}
+    environment |= {DYNAMIC_VARIABLE: own} if own else {}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", str(own or None)] * 2 + [str(bool(own))], ended.stderr
