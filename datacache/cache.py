@@ -10,18 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from datacache import closing, fingerprint, launchers, memory, nests
+from datacache import closing, launchers, memory
 from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
-from datacache.counters import Counters
-from datacache.elements import Elements
-from datacache.levels import Level, Nowhere
+from datacache.opened import Opened
 from datacache.order import Schedule, chosen, permutation
-from datacache.peers.owners import Nobody
-from datacache.peers.server import Shelf
-from datacache.peers.start import Idle, meet, serve
-from datacache.reader import Decoder, ReadThrough
 from datacache.sources import Progress, Source
-from datacache.store import Store
 from datacache.workers import Workers, threads_of
 from datacache.world import World
 
@@ -107,44 +100,18 @@ class DataCache:
             )
         if peer_timeout <= 0:
             raise ValueError(f"Expected a peer_timeout of more than 0 seconds, got {peer_timeout}.")
-        wanted = None if shape is None else nests.parse_shapes(shape)
-        self._seed, self._key = seed, fingerprint.with_shape(fingerprint.of(decode), wanted)
-        self.counters = Counters()
-        self._store = Store(source, local_dir, progress=progress)
-        self._levels: list[Level] = []
-        self._owners, self._serving = Nobody(), Idle()
-        try:
-            self._levels.append(self._store.open_source_level(disk_bytes))
-            decoder = Decoder(decode, wanted)
-            self.elements = decoder.elements = self._find_elements(decoder)
-            self.layout = self.elements.layout
-            if self.layout.varies and self.world.peers:
-                raise ValueError(
-                    f"Peers serve each other samples of one shape only, got {self.elements} and "
-                    f"{len(self.world.peers)} peers: leave out World.peers (DATACACHE_PEERS), or let the decode "
-                    "function bring all to one shape, without strings."
-                )
-            decoded: Level = Nowhere("decoded")
-            if keep_decoded:
-                decoded = self._store.open_decoded_level(self._key, self.layout, disk_bytes)
-            self._levels.append(decoded)
-            owned = self.world.owned(len(self))
-            self._levels.append(
-                self._store.open_memory_level(self._key, self.layout, owned, Path(memory_dir), memory_bytes)
-            )
-            self._reader = self._read_through(decoder, *self._levels)
-            if self.world.peers:
-                self._join_peers(peer_timeout)
-        except BaseException:
-            self._parts().close()
-            raise
+        self._seed = seed
+        self._opened = Opened(source, decode, local_dir, shape, progress, self._world)
+        self._opened.open_levels(memory_bytes, disk_bytes, keep_decoded, Path(memory_dir), peer_timeout)
+        self.elements, self.counters = self._opened.elements, self._opened.counters
+        self.layout = self.elements.layout
         self._workers = Workers(workers or threads_of(self.world.size // self.world.nodes), "datacache")
         self._process = os.getpid()
-        self._closing = closing.Closing(self, self._workers, self._parts())
+        self._closing = closing.Closing(self, self._workers, self._opened.parts())
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self._store.listing)
+        return len(self._opened.store.listing)
 
     def __enter__(self) -> DataCache:
         return self
@@ -163,7 +130,7 @@ class DataCache:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the labels, if the source has them."""
-        return self._store.listing.classes
+        return self._opened.store.listing.classes
 
     def schedule(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Schedule:
         """How an epoch is cut into batches: arguments as for `dataset`; `Schedule.position` is what to save."""
@@ -328,7 +295,7 @@ class DataCache:
             RuntimeError: in a process that was forked from the one that made this.
         """
         refuse_fork(self._process)
-        supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
+        supply = Supply(self._opened.reader, self._opened.owners, self._workers, self.counters, _AHEAD, self)
         kind = VaryingBatches if self.layout.varies else Batches
         return kind(self.elements, schedule, self.world.rank if rank is None else rank, supply)
 
@@ -338,12 +305,12 @@ class DataCache:
         Peers are not asked. It may be called in a process that was forked from the one that made this; the only other
         method allowed there is `close`, which does nothing.
         """
-        record = self._reader.fetch(index).record
+        record = self._opened.reader.fetch(index).record
         return self.elements.one(self.layout.unpack(record.payload), record.label)
 
     def stored_bytes(self, index: int) -> int:
         """The bytes that levels keep of a decoded sample; errors as from `fetch`."""
-        return len(self._reader.fetch(index).record.payload)
+        return len(self._opened.reader.fetch(index).record.payload)
 
     def close(self) -> None:
         """Waits for running reads, saves counters and closes all levels; calling it again does nothing.
@@ -365,33 +332,4 @@ class DataCache:
 
         prepare = functools.partial(self.prepare, rank=self.world.rank)
         order = {"samples": len(self), "seed": self._seed}
-        return Input(schedule, prepare, self.world.rank, order, self._store.fingerprint)
-
-    def _find_elements(self, decoder: Decoder) -> Elements:
-        """What decoded samples are, from the first one; determined once for all processes and runs."""
-        known = self._store.load_elements(self._key)
-        if known:
-            return known
-        reader = self._read_through(decoder, self._levels[0], Nowhere("decoded"), Nowhere("memory"))
-        reader.fetch(min(self.world.owned(len(self)).start, len(self) - 1))  # one that no other node reads
-        assert decoder.elements is not None
-        self._store.save_elements(self._key, decoder.elements)
-        return decoder.elements
-
-    def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
-        owned = self.world.owned(len(self))
-        return self._store.read_through(decoder, memory, decoded, disk, self.counters, owned)
-
-    def _parts(self) -> closing.Parts:
-        return closing.Parts(self._owners, self._serving, self._levels, self._store, self.counters)
-
-    def _join_peers(self, peer_timeout: float) -> None:
-        """Serves this node's samples, or stands by while another process does, and prepares to ask for others."""
-        size, store = self.layout.size, self._store
-        shape = "x".join(map(str, self.layout.shape))
-        data = f"{store.listing.content()}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
-        shelf = Shelf(self.world.owned(len(self)), size, self._levels[-1].gather, self._reader.fetch_record)
-        self._serving = serve(
-            self.world, data, shelf, self.counters, store.directory, threads_of(self.world.size // self.world.nodes)
-        )
-        self._owners = meet(self.world, data, size, len(self), peer_timeout, self.counters)
+        return Input(schedule, prepare, self.world.rank, order, self._opened.store.fingerprint)

@@ -94,7 +94,7 @@ def test_the_source_is_read_once_and_in_a_second_run_not_at_all(images, options)
         assert cache.counters.numbers()["samples.disk"] == COUNT
         read(cache, 6)
         assert cache.counters.numbers()["samples.memory"] >= COUNT
-        directory = cache._store.stats
+        directory = cache._opened.store.stats
     assert counters.total(directory)["samples.source"] == COUNT
 
 
@@ -205,7 +205,7 @@ class TestFaults:
                 assert_right(read(cache, epoch), images, epoch)
             numbers = cache.counters.numbers()
             assert numbers["damaged.memory"] == 2 and numbers["samples.source"] == COUNT
-            assert {entry["index"] for entry in cache._store.quarantine.entries()} == {3, 11}
+            assert {entry["index"] for entry in cache._opened.store.quarantine.entries()} == {3, 11}
 
     def test_what_is_damaged_on_disk_is_fetched_anew(self, images, options):
         with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
@@ -224,7 +224,7 @@ class TestFaults:
             with pytest.raises(SourceChangedError, match=f"{changed} has changed since it was listed.*verify --relist"):
                 read(cache, 0)
             changed.write_bytes(images[1][4][1])
-            stamp = int(cache._store.listing.times[4])
+            stamp = int(cache._opened.store.listing.times[4])
             os.utime(changed, ns=(stamp, stamp))
             assert_right(read(cache, 0), images, 0)
             changed.unlink()
@@ -253,7 +253,7 @@ class TestFaults:
                 batches.read(5)
             with pytest.raises(SourceChangedError, match=told):
                 batches.read(5)
-            assert lost not in [entry["index"] for entry in cache._store.quarantine.entries()]
+            assert lost not in [entry["index"] for entry in cache._opened.store.quarantine.entries()]
 
     def test_a_sample_that_cannot_be_decoded_is_named(self, images, options):
         images[1][9][0].write_bytes(images[1][9][1][:200])
@@ -330,7 +330,7 @@ class TestFaults:
         with datacache.DataCache(datacache.ImageFolder(images[0]), **options, keep_decoded=True) as cache:
             for epoch in range(2):
                 assert_right(read(cache, epoch), images, epoch)
-            assert cache._store.quarantine.entries() == []
+            assert cache._opened.store.quarantine.entries() == []
         assert list(options["memory_dir"].rglob("*.slab")) == []
 
     def test_a_process_that_is_killed_lets_the_others_go_on(self, images, options):

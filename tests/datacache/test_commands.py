@@ -73,7 +73,7 @@ def test_warm_fills_the_disk_and_stats_tell(run, images, options):  # noqa: F811
 def test_stats_tell_what_came_from_peers_and_went_to_them(run, options):  # noqa: F811
     run("plan")
     with datacache.DataCache(datacache.ImageFolder(run.source), **options) as cache:
-        stats = cache._store.stats
+        stats = cache._opened.store.stats
     tally = counters.Counters()
     for name, amount in {
         "samples.peers": 7,

@@ -174,7 +174,7 @@ def test_killed_at_any_moment_of_a_run(images, options):  # noqa: F811
     readers.end()
     with opened(turn) as cache:
         assert_right(read(cache, 0), images, 0)
-        assert cache._store.quarantine.entries() == []
+        assert cache._opened.store.quarantine.entries() == []
     assert list(options["memory_dir"].rglob("*.slab")) == []
 
 
@@ -195,7 +195,7 @@ class Nodes:
     def serve(self, turn, answer, tell):
         """Serves as node 1, and calls `tell` when it starts this answer."""
         node = self.open(1, turn)
-        gather, answers = node._levels[-1].gather, []
+        gather, answers = node._opened.levels[-1].gather, []
 
         def told(*arguments):
             answers.append(None)
@@ -203,7 +203,7 @@ class Nodes:
                 tell()
             return gather(*arguments)
 
-        node._serving._server._shelf = node._serving._server._shelf._replace(gather=told)
+        node._opened.serving._server._shelf = node._opened.serving._server._shelf._replace(gather=told)
         signal.pause()
 
 
@@ -308,7 +308,7 @@ def test_flipped_bits_on_disk_are_never_served(images, options, share):  # noqa:
             assert after["samples.source"] == before["samples.source"] + 1
         for epoch in range(2):
             assert_right(read(cache, epoch), images, epoch)
-        assert len(cache._store.quarantine.entries()) == sum(count // share for count in FLIPS_ON_DISK.values())
+        assert len(cache._opened.store.quarantine.entries()) == sum(count // share for count in FLIPS_ON_DISK.values())
 
 
 def test_a_record_in_the_place_of_another_is_noticed(tmp_path):

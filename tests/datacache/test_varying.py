@@ -247,20 +247,20 @@ class TestFaults:
                 images.assert_order(*together(cache.batches(7, 1)), 1)
                 after = cache.counters.numbers()
                 assert after["damaged.memory"] == before.get("damaged.memory", 0) + 1, (turn, index, place)
-            assert after["samples.source"] == COUNT and len(cache._store.quarantine.entries()) == 100
+            assert after["samples.source"] == COUNT and len(cache._opened.store.quarantine.entries()) == 100
 
     @pytest.mark.parametrize("level", ["memory", "decoded"])
     def test_a_record_whose_shape_is_not_its_own_is_fetched_anew(self, level, images):
         """Its checksum is right, so it is not accidental damage."""
         with images.open(keep_decoded=level == "decoded", memory_bytes=0 if level == "decoded" else 4 << 20) as cache:
             list(cache.batches(7, 0))
-            kept = cache._levels[1 if level == "decoded" else 2]
+            kept = cache._opened.levels[1 if level == "decoded" else 2]
             height, width, _ = images.samples[6].shape
             kept.drop(6)
             kept.put(6, Record(struct.pack("<3Q", height + 1, width, 3) + images.samples[6].tobytes(), 0))
             images.assert_order(*together(cache.batches(7, 1)), 1)
             assert cache.counters.numbers()[f"damaged.{level}"] == 1
-            assert "which is no uint8 [None, None, 3]" in cache._store.quarantine.entries()[0]["reason"]
+            assert "which is no uint8 [None, None, 3]" in cache._opened.store.quarantine.entries()[0]["reason"]
 
     @pytest.mark.thorough
     def test_killed_at_any_moment_of_a_run(self, images):
@@ -289,7 +289,7 @@ class TestFaults:
         readers.end()
         with opened(turn) as cache:
             images.assert_order(*together(cache.batches(7, 0)), 0)
-            assert cache._store.quarantine.entries() == []
+            assert cache._opened.store.quarantine.entries() == []
         assert list(memory.directory(images.options["memory_dir"]).iterdir()) == []
 
     def test_what_a_killed_run_had_in_memory_the_next_one_has(self, images):
