@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from datacache import closing, launchers, memory
-from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
+from datacache.batches import Batches, Supply, VaryingBatches, elements_of, refuse_fork
 from datacache.opened import Opened
-from datacache.order import Schedule, chosen, permutation
+from datacache.order import Schedule, chosen, permutation, word
 from datacache.sources import Progress, Source
 from datacache.workers import Workers, threads_of
 from datacache.world import World
@@ -132,51 +132,93 @@ class DataCache:
         """Names of the labels, if the source has them."""
         return self._opened.store.listing.classes
 
-    def schedule(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Schedule:
+    def schedule(
+        self,
+        batch_size: int,
+        epoch: int = 0,
+        position: int = 0,
+        drop_remainder: bool = False,
+        shuffle: bool = True,
+        pad: bool = False,
+    ) -> Schedule:
         """How an epoch is cut into batches: arguments as for `dataset`; `Schedule.position` is what to save."""
-        order = permutation(len(self), self._seed, epoch)
-        return Schedule(order, batch_size, self.world.size, position, drop_remainder)
+        order = permutation(len(self), self._seed, epoch) if shuffle else np.arange(len(self))
+        cut, drawn = (order, batch_size, self.world.size, position), word(self._seed, epoch)
+        if pad and drop_remainder:
+            raise ValueError("Expected either pad or drop_remainder, got both: a batch is filled, or left out.")
+        return Schedule.padded(*cut, drawn) if pad else Schedule(*cut, drop_remainder, word=drawn)
 
-    def batches(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Iterator[Any]:
+    def batches(
+        self,
+        batch_size: int,
+        epoch: int = 0,
+        position: int = 0,
+        drop_remainder: bool = False,
+        shuffle: bool = True,
+        pad: bool = False,
+    ) -> Iterator[Any]:
         """The batches of `dataset` as NumPy arrays, without TensorFlow; strings are Python's, in arrays of objects.
 
         A part whose shape varies is a list of read-only arrays, each in its own shape.
         """
-        made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder))
-        return (self.elements.batch(*made.read(step)) for step in range(len(made)))
+        made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder, shuffle, pad))
+        return (elements_of(made, step) for step in range(len(made)))
 
     def dataset(
         self,
         batch_size: int,
-        epoch: int,
+        epoch: int | None = None,
         position: int = 0,
         drop_remainder: bool = False,
         map_func: Callable[..., Any] | None = None,
+        first_epoch: int = 0,
+        shuffle: bool = True,
+        pad: bool = False,
     ) -> Any:
-        """An epoch as a `tf.data.Dataset` of batches, such as (samples, labels).
+        """An epoch, or one after another, as a `tf.data.Dataset` of batches, such as (samples, labels).
 
-            cache.dataset(256, epoch, map_func=lambda image, label: (tf.image.resize(image, (224, 224)), label))
+            model.fit(cache.dataset(256), epochs=90)
+            model.evaluate(cache.dataset(256, shuffle=False, pad=True))
 
         Args:
             batch_size: per rank.
             epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
-                Each pass over the dataset has this order, so training needs a new dataset for each epoch.
+                Each pass over the dataset then has this order. By default each pass has the next epoch, beginning with
+                `first_epoch`; a pass counts once its last batch was read, unless Keras's `evaluate` or `predict` read
+                it. So all ranks must read the same passes.
             position: number of samples of the epoch that all ranks together have already read, to resume in mid-epoch.
             drop_remainder: leave out the last global batch if it is not full; otherwise it is divided evenly.
             map_func: maps one element, as (sample, label), to whatever is batched, in TensorFlow, as for
                 `tf.data.Dataset.map`. It is applied after the cache and before batching, to several samples at once,
-                and keeps their order. If shapes vary, it must bring them to one shape.
+                and keeps their order. If shapes vary, it must bring them to one shape. With a further parameter `seed`
+                it also gets the sample's in this epoch, int64 [2], for tf.image.stateless_random_crop and the like,
+                whatever the number of ranks.
+            first_epoch: the epoch of the first pass, such as `initial_epoch` of `fit`.
+            shuffle: False for the source's order in each epoch.
+            pad: fill the last batch of each rank, with samples of weight 0. Elements (x, y) become (x, y, weight), and
+                (x, y, weight) weigh 0 there; anything else becomes (element, weight). Weights are float32 [b].
 
         Returns:
             Batches of elements, as samples [b, ...] and labels int64 [b], the same number on every rank. With
             `map_func`, batches of what it returns. Without it, parts whose shapes vary are each a `tf.RaggedTensor`.
 
         Raises:
-            ValueError: if the last global batch has fewer samples than there are ranks, unless it is left out.
+            ValueError: if the last global batch has fewer samples than there are ranks, unless it is left out or
+                filled, or if a position is given without its epoch.
         """
         from datacache import dataset  # TensorFlow is imported only here, if it is needed
 
-        return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)), map_func)
+        def prepare(number: int) -> Batches | VaryingBatches:
+            return self.prepare(self.schedule(batch_size, number, position, drop_remainder, shuffle, pad))
+
+        if epoch is not None or not shuffle and map_func is None:
+            return dataset.make(prepare(epoch or 0), map_func, told=shuffle)
+        if position:
+            raise ValueError(
+                f"Expected the epoch of position {position}: pass epoch=, or use cache.training(...), which goes on "
+                "with the epochs after it."
+            )
+        return dataset.make_epochs(functools.lru_cache(maxsize=2)(prepare), first_epoch, map_func)
 
     def select(self, rows: Any, map_func: Callable[..., Any] | None = None) -> Any:
         """The samples of batches that are chosen elsewhere, as a `tf.data.Dataset` of (samples, labels).

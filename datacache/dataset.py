@@ -7,25 +7,20 @@ batch at a time and end to end; `tensors` makes elements of both.
 
 from __future__ import annotations
 
-import ctypes
-import functools
+import dataclasses
 import itertools
-import json
-import threading
 import warnings
-import weakref
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from datacache import tensors
-from datacache.batches import Batches, VaryingBatches
-from datacache.elements import Elements
-from datacache.native import SlabHandle
-from datacache.slab import Slab
+from datacache import lent, tensors
+from datacache.elements import Elements, weighted
+from datacache.lent import AnyBatches, Plan
+from datacache.passes import Passes
+from datacache.signatures import takes
 
 _AT_A_TIME = 2  # batches gathered at the same time
 _READY = 2  # batches that wait for the training step
@@ -35,22 +30,15 @@ _AGAIN = (
     "cache.training(...). For validation this is fine: silence it with "
     "warnings.filterwarnings('ignore', 'A dataset of one epoch')."
 )
-_LIBRARY = Path(__file__).with_name("_ops.so")
-
-_Batch = tuple[tf.Tensor, tf.Tensor]
-AnyBatches: TypeAlias = Batches | VaryingBatches
-
-_lent: weakref.WeakKeyDictionary[Slab, int] = weakref.WeakKeyDictionary()  # the number of each slab
-_lock = threading.Lock()
 
 
-def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
+def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None, told: bool = True) -> tf.data.Dataset:
     """Makes a dataset of elements, such as (samples, labels), from a rank's batches, in order.
 
     Args:
-        batches: what is read; the dataset may be iterated several times, and warns at the second, as all passes are
-            alike.
+        batches: what is read; the dataset may be iterated several times.
         map_func: see `DataCache.dataset`.
+        told: whether a second pass, which is like the first, is warned of.
 
     Returns:
         Samples [b, ...] and labels int64 [b]; b is known to the graph if all batches have the same size. With
@@ -60,11 +48,56 @@ def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.
         ImportError: if the native operations were compiled for another TensorFlow.
     """
     epoch = _Epoch(lambda _: batches, batches, batches.schedule.has_equal_batches, map_func)
-    order, spans = map(tf.constant, _plan(batches))
-    made = epoch.dataset(tf.constant(0, tf.int64), order, spans, _Passes().steps(len(batches)))
+    plan, count = Plan(*map(tf.constant, _plan(batches))), len(batches)
+    steps = _Again().steps(count) if told else tf.data.Dataset.range(count)
+    made = epoch.dataset(tf.constant(0, tf.int64), plan, steps)
     if map_func is None and not batches.layout.varies:
         return made  # of which tf.data knows the length
-    return _with_length(made, len(batches), len(batches) * batches.schedule.batch_size)
+    return _with_length(made, count, count * batches.schedule.batch_size)
+
+
+def make_epochs(
+    prepare: Callable[[int], AnyBatches], first_epoch: int, map_func: Callable[..., Any] | None = None
+) -> tf.data.Dataset:
+    """Makes a dataset each of whose passes is an epoch; see `passes.Passes`.
+
+    Args:
+        prepare: maps the number of an epoch to its batches, whose sizes are the same in all epochs.
+        first_epoch: the epoch of the first pass.
+        map_func: see `DataCache.dataset`.
+
+    Returns:
+        As `make`.
+
+    Raises:
+        ImportError: as `make`.
+    """
+    like, passes = prepare(first_epoch), Passes(first_epoch)
+    count, epochs = len(like), _Epoch(prepare, like, like.schedule.has_equal_batches, map_func)
+
+    def begin(_: np.int64) -> tuple[np.int64, np.int64]:
+        number, epoch = passes.begin()
+        return np.int64(number), np.int64(epoch)
+
+    def end(number: np.int64) -> np.int64:
+        passes.end(int(number))
+        return number
+
+    def one_pass(beginning: tf.Tensor) -> tf.data.Dataset:
+        number, epoch = tf.numpy_function(begin, [beginning], [tf.int64, tf.int64])
+        number.set_shape([])
+        epoch.set_shape([])
+
+        def counted(step: tf.Tensor, element: Any) -> Any:
+            is_last = tf.equal(step, count - 1)
+            told = tf.cond(is_last, lambda: tf.numpy_function(end, [number], tf.int64), lambda: number)
+            with tf.control_dependencies([told]):
+                return tf.nest.map_structure(tf.identity, element)
+
+        return epochs.planned(epoch).enumerate().map(counted)
+
+    made = tf.data.Dataset.range(1).flat_map(one_pass)
+    return _with_length(made, count, count * like.schedule.batch_size)
 
 
 def make_stream(
@@ -91,18 +124,7 @@ def make_stream(
         ImportError: as `make`.
     """
     epochs = _Epoch(prepare, prepare(first_epoch), equal, map_func)
-
-    def plan(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        begin(int(number))
-        return _plan(prepare(int(number)))
-
-    def epoch(number: tf.Tensor) -> tf.data.Dataset:
-        order, spans = tf.numpy_function(plan, [number], [tf.int64, tf.int64])
-        order.set_shape([None])
-        spans.set_shape([None, 2])
-        return epochs.dataset(number, order, spans, tf.data.Dataset.range(tf.shape(spans, tf.int64)[0]))
-
-    return tf.data.Dataset.counter(first_epoch).flat_map(epoch).prefetch(_READY)
+    return tf.data.Dataset.counter(first_epoch).flat_map(lambda number: epochs.planned(number, begin)).prefetch(_READY)
 
 
 def select(
@@ -126,7 +148,8 @@ def select(
         ValueError: if the elements of `rows` cannot be indices.
     """
     _require_rows(rows)
-
+    if map_func is not None and takes(map_func, "seed"):
+        raise ValueError("Expected a map_func without seed, which belongs to a sample and an epoch: these have none.")
     layout = elements.layout
 
     def read(indices: tf.Tensor) -> Any:
@@ -134,13 +157,16 @@ def select(
         samples, labels = tf.ensure_shape(samples, [None, *layout.shape]), tf.ensure_shape(labels, [None])
         return tensors.opened(elements, samples, labels)
 
+    def wanted(*sample: Any) -> Any:
+        made = tensors.cut(elements)(*sample) if layout.varies else sample if len(sample) > 1 else sample[0]
+        return tensors.mapped(map_func, made)
+
     def mapped(indices: tf.Tensor) -> tf.data.Dataset:
         if layout.varies:
             samples = tensors.parted(elements, tensors.read_columns(elements, take, indices))
         else:
             samples = tf.data.Dataset.from_tensor_slices(read(indices))
-        as_wanted = tensors.cut(elements, map_func) if layout.varies else map_func
-        samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        samples = samples.map(wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         batched = samples.ragged_batch if map_func is None else samples.batch
         return batched(tf.size(indices, tf.int64))
 
@@ -171,7 +197,7 @@ def _with_length(made: tf.data.Dataset, length: int, errors: int) -> tf.data.Dat
     return tf.data.Dataset.zip((asserted, bound)).map(lambda element, _: element)
 
 
-class _Passes:
+class _Again:
     """Counts how often a dataset of one epoch is read."""
 
     def __init__(self) -> None:
@@ -190,14 +216,17 @@ class _Passes:
         return step
 
 
-def _plan(batches: AnyBatches) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of an epoch in order, int64 [n], and where each batch begins and ends in it, int64 [steps, 2]."""
+def _plan(batches: AnyBatches) -> list[np.ndarray]:
+    """What a `Plan` consists of."""
     schedule = batches.schedule
     spans = [schedule.span(step, batches.rank) for step in range(len(batches))]
-    return schedule.order.astype(np.int64), np.array(spans, np.int64).reshape(-1, 2)
+    weights = np.empty(0, np.float32) if schedule.weights is None else schedule.weights
+    order, word = schedule.order.astype(np.int64), np.array(schedule.word, np.int64)
+    return [order, np.array(spans, np.int64).reshape(-1, 2), weights, word]
 
 
-class _Epoch(NamedTuple):
+@dataclasses.dataclass(frozen=True)  # AutoGraph passes by methods of a NamedTuple
+class _Epoch:
     """How an epoch's batches are made.
 
     Attributes:
@@ -212,112 +241,96 @@ class _Epoch(NamedTuple):
     equal: bool
     map_func: Callable[..., Any] | None
 
-    def dataset(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
+    def planned(self, number: tf.Tensor, begin: Callable[[int], None] = lambda epoch: None) -> tf.data.Dataset:
+        """The batches of the epoch of this number, told to `begin` when they are first asked for."""
+
+        def plan(number: np.ndarray) -> list[np.ndarray]:
+            begin(int(number))
+            return _plan(self.prepare(int(number)))
+
+        made = tf.numpy_function(plan, [number], [tf.int64, tf.int64, tf.float32, tf.int64])
+        shapes: list[list[int | None]] = [[None], [None, 2], [None], []]
+        plan_of_epoch = Plan(*(tf.ensure_shape(part, shape) for part, shape in zip(made, shapes, strict=True)))
+        steps = tf.data.Dataset.range(tf.shape(plan_of_epoch.spans, tf.int64)[0])
+        return self.dataset(number, plan_of_epoch, steps)
+
+    def dataset(self, number: tf.Tensor, plan: Plan, steps: tf.data.Dataset) -> tf.data.Dataset:
         """The batches of an epoch, from its number, its plan and the numbers of its steps."""
         if self.like.layout.varies:
-            samples, as_wanted = self._parted(number, steps), tensors.cut(self.like.elements, self.map_func)
+            samples, cut = self._parted(number, plan, steps), tensors.cut(self.like.elements)
         elif self.map_func is None:
-            return self._whole_batches(number, order, spans, steps)
+            return self._whole_batches(number, plan, steps, self._finished)
         else:
-            samples, as_wanted = self._whole_batches(number, order, spans, steps).unbatch(), self.map_func
-        samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            samples, cut = self._whole_batches(number, plan, steps, _pair).unbatch(), None
+
+        def wanted(sample: Any, beside: dict[str, tf.Tensor]) -> Any:
+            return self._finished(sample if cut is None else cut(*sample), beside)
+
+        samples = samples.map(wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         batched = samples.ragged_batch if self.map_func is None else samples.batch
         return batched(self.like.schedule.batch_size, drop_remainder=self.equal).prefetch(_READY)
 
+    def _beside(self, plan: Plan, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What accompanies the samples of a batch, each [b, ...]: their weights, and seeds for `map_func`."""
+        begin, end = tf.unstack(plan.spans[step])
+        found = {}
+        if self.like.schedule.weights is not None:
+            found["weights"] = plan.weights[begin:end]
+        if self.map_func is not None and takes(self.map_func, "seed"):
+            indices = plan.order[begin:end]
+            found["seed"] = tf.stack([tf.fill(tf.shape(indices), plan.word), indices], axis=1)
+        return found
+
+    def _finished(self, element: Any, beside: dict[str, tf.Tensor]) -> Any:
+        """What users get of an element, or of a batch, with what accompanies it."""
+        seed = {"seed": beside["seed"]} if "seed" in beside else {}
+        element = tensors.mapped(self.map_func, element, **seed)
+        return weighted(element, beside["weights"], tensors.product) if "weights" in beside else element
+
     def _whole_batches(
-        self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor, steps: tf.data.Dataset
+        self, number: tf.Tensor, plan: Plan, steps: tf.data.Dataset, finished: Callable[[Any, Any], Any]
     ) -> tf.data.Dataset:
-        layout, gather = self.like.layout, _gather(self.like)
+        """What a function makes of the elements of batches, and of what accompanies them."""
+        layout, gather = self.like.layout, lent.gather(self.like)
         count = self.like.schedule.batch_size if self.equal else None
 
         def read(number: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             return self.prepare(int(number)).read(int(step))
 
-        def by_python(step: tf.Tensor) -> _Batch:
+        def by_python(step: tf.Tensor) -> lent.Batch:
             dtypes = [tf.as_dtype(layout.dtype), tf.int64]
             samples, labels = tf.numpy_function(read, [number, step], dtypes, stateful=False)
             return samples, labels
 
         def batch(step: tf.Tensor) -> Any:
-            samples, labels = by_python(step) if gather is None else gather(order, spans, step, lambda: by_python(step))
+            samples, labels = by_python(step) if gather is None else gather(plan, step, lambda: by_python(step))
             samples.set_shape([count, *layout.shape])
             labels.set_shape([count])
-            return tensors.opened(self.like.elements, samples, labels)
+            beside = self._beside(plan, step)
+            for part in beside.values():
+                part.set_shape([count, *part.shape[1:]])
+            return finished(tensors.opened(self.like.elements, samples, labels), beside)
 
         return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
 
-    def _parted(self, number: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
-        """The samples of varying shapes; see `tensors.parted`."""
+    def _parted(self, number: tf.Tensor, plan: Plan, steps: tf.data.Dataset) -> tf.data.Dataset:
+        """The samples of varying shapes, see `tensors.parted`, and what accompanies them."""
         elements = self.like.elements
 
         def read(number: np.ndarray, step: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
             return self.prepare(int(number)).read(int(step))
 
-        def batch(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return tuple(tensors.read_columns(elements, read, number, step))
+        def batch(step: tf.Tensor) -> Any:
+            return tuple(tensors.read_columns(elements, read, number, step)), self._beside(plan, step)
 
-        read_ahead = steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True)
-        return read_ahead.flat_map(lambda *columns: tensors.parted(elements, list(columns)))
+        def samples(columns: tuple[tf.Tensor, ...], beside: dict[str, tf.Tensor]) -> tf.data.Dataset:
+            parted = tensors.parted(elements, list(columns))
+            if not beside:
+                return parted.map(lambda *sample: (sample, beside))
+            return tf.data.Dataset.zip(parted, tf.data.Dataset.from_tensor_slices(beside))
 
-
-def _gather(batches: AnyBatches) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[], _Batch]], _Batch] | None:
-    """Maps a plan, a step and a fallback to the step's batch; None if the operation cannot read the level."""
-    library = _library()
-    if library is None or not isinstance(batches.memory, Slab):
-        return None
-    layout, slab = batches.layout, _number(library, batches.memory, batches)
-
-    def gather(order: tf.Tensor, spans: tf.Tensor, step: tf.Tensor, otherwise: Callable[[], _Batch]) -> _Batch:
-        samples, labels, whole = library.datacache_gather(
-            order=order,
-            spans=spans,
-            step=step,
-            dtype=tf.as_dtype(layout.dtype),
-            shape=layout.shape,
-            slab=slab,
-            ahead=batches.ahead,
-        )
-        return tf.cond(whole, lambda: (samples, labels), otherwise)
-
-    return gather
+        return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(samples)
 
 
-def _number(library: Any, slab: Slab, batches: AnyBatches) -> int:
-    """The operation's number for a slab, which is lent to it at the first request."""
-    with _lock:
-        if slab not in _lent:
-            native, size = _registry(), batches.layout.size
-            number: int
-            handle = slab.lend(lambda: native.datacache_take_back(number))
-            number = native.datacache_lend(handle)
-            batches.counters.include(lambda: _served(native.datacache_served(number), size))
-            _lent[slab] = number
-        return _lent[slab]
-
-
-def _served(samples: int, size: int) -> dict[str, float]:
-    return {"samples.memory": samples, "bytes.memory": samples * size} if samples else {}
-
-
-@functools.cache
-def _library() -> Any:
-    """The native operations; None if they are not compiled, and Python does everything."""
-    if not _LIBRARY.exists():
-        return None
-    built_for = json.loads(_LIBRARY.with_suffix(".json").read_text())["tensorflow"]
-    if built_for != tf.__version__:
-        raise ImportError(
-            f"datacache's operations were compiled for TensorFlow {built_for}, this is TensorFlow {tf.__version__}: "
-            "compile them again with `pip install --force-reinstall --no-deps .` in the source."
-        )
-    return tf.load_op_library(str(_LIBRARY))
-
-
-@functools.cache
-def _registry() -> ctypes.CDLL:
-    """The functions of ops/datacache/lent_slabs.h that are in the operations' library."""
-    library = ctypes.CDLL(str(_LIBRARY))
-    library.datacache_lend.restype, library.datacache_lend.argtypes = ctypes.c_int64, [ctypes.POINTER(SlabHandle)]
-    library.datacache_take_back.restype, library.datacache_take_back.argtypes = None, [ctypes.c_int64]
-    library.datacache_served.restype, library.datacache_served.argtypes = ctypes.c_uint64, [ctypes.c_int64]
-    return library
+def _pair(element: Any, beside: dict[str, tf.Tensor]) -> tuple[Any, dict[str, tf.Tensor]]:
+    return element, beside

@@ -6,7 +6,7 @@ there is no label. Anything else is packed into an array of bytes, and the label
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,20 @@ from datacache.layout import Layout
 from datacache.nests import Leaf, Nest, Packing
 
 _LABEL = Leaf("int64", ())
+
+
+def weighted(element: Any, weights: Any, product: Callable[[Any, Any], Any]) -> Any:
+    """An element, or a batch, with the weights that `fit` takes.
+
+    Args:
+        element: such as (x, y), which gets them as third part, or (x, y, weight), whose third part is multiplied.
+            Anything else becomes (element, weights).
+        weights: of the element, or of each one of the batch.
+        product: of the third part and the weights.
+    """
+    if not isinstance(element, tuple) or len(element) not in (2, 3):
+        return element, weights
+    return (*element[:2], product(element[2], weights) if len(element) == 3 else weights)
 
 
 class Elements:

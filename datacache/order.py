@@ -31,6 +31,11 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(words, kind="stable")
 
 
+def word(seed: int, epoch: int) -> int:
+    """A number in [0, 2**63) for what is drawn at random in an epoch, independent of its order."""
+    return int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1, np.uint64)[0] >> 1)
+
+
 def chosen(indices: Any, samples: int) -> np.ndarray:
     """The samples that a user has chosen.
 
@@ -84,6 +89,8 @@ class Schedule:
             ranks may get one sample more than the others.
         carry: leave the last global batch to the next epoch if it has fewer samples than there are ranks, which is an
             error otherwise.
+        word: for what is drawn at random; see `word`.
+        weights: float32 [n], 0 for each sample that only fills a batch and 1 for others; None if all count.
     """
 
     order: np.ndarray
@@ -92,16 +99,19 @@ class Schedule:
     start: int = 0
     drop_remainder: bool = False
     carry: bool = False
+    word: int = 0
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.ranks < 1:
             raise ValueError(f"Expected at least 1 sample and 1 rank, got {self.batch_size} and {self.ranks}.")
-        if not 0 <= self.start <= len(self.order):
-            raise ValueError(f"Expected a position in [0, {len(self.order)}], got {self.start}.")
+        if not 0 <= self.start <= self._samples:
+            raise ValueError(f"Expected a position in [0, {self._samples}], got {self.start}.")
         if self._is_too_short and not self.drop_remainder and not self.carry:
             raise ValueError(
                 f"The last batch has {self._rest} samples for {self.ranks} ranks, so some would have none and the "
-                "others would wait for them: choose another batch_size, or drop it with drop_remainder=True."
+                "others would wait for them: choose another batch_size, drop it with drop_remainder=True, or fill it "
+                "with pad=True."
             )
 
     def __len__(self) -> int:
@@ -136,7 +146,7 @@ class Schedule:
 
     def position(self, steps: int) -> int:
         """Number of samples of the epoch that all ranks together have read after this many steps of this schedule."""
-        return min(self.start + steps * self._global_batch, len(self.order))
+        return min(self.start + steps * self._global_batch, self._samples)
 
     @classmethod
     def carrying(
@@ -161,6 +171,24 @@ class Schedule:
             order = np.concatenate([permutation(samples, seed, epoch - 1)[position:], order])
             position = 0
         return cls(order, batch_size, ranks, position, drop_remainder, carry=True)
+
+    @classmethod
+    def padded(cls, order: np.ndarray, batch_size: int, ranks: int, start: int = 0, word: int = 0) -> Schedule:
+        """Full batches only: each rank's part of the last one is filled with a sample that counts nothing.
+
+        That is the first one of the order. Arguments and errors as for `Schedule`.
+        """
+        cut = cls(order, batch_size, ranks, start, carry=True)  # checks them
+        begin = len(order) - cut._rest
+        parts = np.array_split(order[begin:], ranks) if cut._rest else []  # as `span` divides them
+        filled = [np.append(part, order[:1].repeat(batch_size - len(part))) for part in parts]
+        counts = [np.ones(begin), *(np.arange(batch_size) < len(part) for part in parts)]
+        weights = np.concatenate(counts).astype(np.float32)
+        return cls(np.concatenate([order[:begin], *filled]), batch_size, ranks, start, word=word, weights=weights)
+
+    @property
+    def _samples(self) -> int:
+        return len(self.order) if self.weights is None else int(np.count_nonzero(self.weights))
 
     @property
     def _global_batch(self) -> int:

@@ -9,7 +9,6 @@ the others wait for it. A record with a wrong checksum is removed and fetched ag
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from datacache.layout import Layout, common
 from datacache.levels import DamagedRecordError, Level, Quarantine, Record
 from datacache.listing import NO_LABEL, Listing, label_of
 from datacache.nests import Leaf
+from datacache.signatures import takes
 from datacache.sources import Source
 
 _DTYPES = {"bool", "float16", "float32", "float64"} | {
@@ -53,7 +53,7 @@ class Decoder:
 
         Shapes are those of the element's parts (see `nests.parse_shapes`); without them all have those of the first.
         """
-        self._decode, self._shape, self.takes_key = decode, shape, _takes_key(decode)
+        self._decode, self._shape, self.takes_key = decode, shape, takes(decode, "key")
         self.elements: Elements | None = None
 
     @property
@@ -255,15 +255,6 @@ class ReadThrough:
             kept = level.put(index, record)
         if not kept:
             self._counters.add(f"not kept.{level.name}")
-
-
-def _takes_key(decode: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter `key` that must be given."""
-    try:
-        parameter = inspect.signature(decode).parameters.get("key")
-    except (TypeError, ValueError):  # some functions in C have no signature
-        return False
-    return parameter is not None and parameter.default is parameter.empty
 
 
 def _is_plain(made: Any) -> bool:

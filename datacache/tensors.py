@@ -68,8 +68,8 @@ def parted(elements: Elements, columns: Columns) -> tf.data.Dataset:
     return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(tuple(wholes)).repeat(), each)
 
 
-def cut(elements: Elements, map_func: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Maps a sample of `parted` to its element, or to what the function makes of it."""
+def cut(elements: Elements) -> Callable[..., Any]:
+    """Maps a sample of `parted` to its element."""
 
     def values(wholes: tuple[tf.Tensor, ...], places: tuple[Any, ...]) -> Iterator[tf.Tensor]:
         whole = iter(wholes)
@@ -81,12 +81,27 @@ def cut(elements: Elements, map_func: Callable[..., Any] | None) -> Callable[...
                 yield place
 
     def made(wholes: tuple[tf.Tensor, ...], places: tuple[Any, ...]) -> Any:
-        element = elements.built(values(wholes, places))
-        if map_func is None:
-            return element
-        return map_func(*element) if isinstance(element, tuple) else map_func(element)
+        return elements.built(values(wholes, places))
 
     return made
+
+
+def mapped(map_func: Callable[..., Any] | None, element: Any, **arguments: tf.Tensor) -> Any:
+    """What a function of a user makes of an element, whose parts are its arguments if it is a tuple."""
+    if map_func is None:
+        return element
+    return map_func(*element, **arguments) if isinstance(element, tuple) else map_func(element, **arguments)
+
+
+def product(parts: Any, weights: tf.Tensor) -> Any:
+    """Weights of a user, in any nest, times these: a number for one element, or [b] for a batch."""
+
+    def times(part: Any) -> tf.Tensor:
+        part = tf.convert_to_tensor(part)
+        sizes = [-1, *[1] * (part.shape.rank - 1)] if weights.shape.rank else []
+        return part * tf.reshape(tf.cast(weights, part.dtype), sizes)
+
+    return tf.nest.map_structure(times, parts)
 
 
 def _dtype(leaf: Leaf) -> tf.DType:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import datacache
-from datacache import World, dataset
+from datacache import World, dataset, lent
 from tests.datacache import members
 from tests.datacache.test_cache import COUNT, SIDE, assert_right, expected, images, options  # noqa: F401 - fixtures
 
@@ -138,7 +138,7 @@ def test_what_is_damaged_in_memory_is_fetched_anew(cache, images, options):  # n
 
 
 def test_without_the_native_operation_the_batches_are_the_same(cache, images, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(dataset, "_library", lambda: None)
+    monkeypatch.setattr(lent, "_library", lambda: None)
     for epoch in range(2):
         assert_right(together(cache.dataset(batch_size=7, epoch=epoch)), images, epoch)
 
@@ -146,9 +146,9 @@ def test_without_the_native_operation_the_batches_are_the_same(cache, images, mo
 def test_operations_for_another_tensorflow_are_refused(tmp_path, monkeypatch):
     (tmp_path / "_ops.so").touch()
     (tmp_path / "_ops.json").write_text('{"tensorflow": "1.15.0"}')
-    monkeypatch.setattr(dataset, "_LIBRARY", tmp_path / "_ops.so")
+    monkeypatch.setattr(lent, "_LIBRARY", tmp_path / "_ops.so")
     with pytest.raises(ImportError, match="compiled for TensorFlow 1.15.0, this is TensorFlow 2"):
-        dataset._library.__wrapped__()
+        lent._library.__wrapped__()
 
 
 def test_a_closed_cache_is_an_error_in_words(images, options):  # noqa: F811
@@ -171,9 +171,9 @@ class TestOperation:
         slab = cache.prepare(cache.schedule(7, 0)).memory
 
         def call(order=(1, 2), spans=((0, 2),), step=0, **other):
-            attributes = {"dtype": tf.uint8, "shape": [SIDE, SIDE, 3], "slab": dataset._lent[slab], "ahead": 4, **other}
+            attributes = {"dtype": tf.uint8, "shape": [SIDE, SIDE, 3], "slab": lent._lent[slab], "ahead": 4, **other}
             order, step = tf.constant(order, tf.int64), tf.constant(step, tf.int64)
-            return dataset._library().datacache_gather(
+            return lent._library().datacache_gather(
                 order=order, spans=tf.constant(spans, tf.int64), step=step, **attributes
             )
 
@@ -212,7 +212,7 @@ class TestOperation:
 
     def test_shapes_are_known_to_the_graph(self):
         def shapes(order, spans, step):
-            found = dataset._library().datacache_gather(
+            found = lent._library().datacache_gather(
                 order=order, spans=spans, step=step, dtype=tf.int16, shape=[3, 5], slab=0, ahead=0
             )
             assert [each.shape.as_list() for each in found] == [[None, 3, 5], [None], []]
