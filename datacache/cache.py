@@ -27,8 +27,7 @@ class DataCache:
         cache = datacache.DataCache(
             source=datacache.ImageFolder("/data"), decode=decode, local_dir="/scratch/cache", memory_bytes=40 << 30
         )
-        for epoch in range(epochs):
-            model.fit(cache.dataset(batch_size=256, epoch=epoch).map(augment), ...)
+        model.fit(cache.dataset(batch_size=256).map(augment), epochs=90)
 
     Attributes:
         elements: what decoded samples are: dtype and shape of each part, with None for dimensions that vary.

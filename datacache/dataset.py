@@ -25,9 +25,8 @@ from datacache.signatures import takes
 _AT_A_TIME = 2  # batches gathered at the same time
 _READY = 2  # batches that wait for the training step
 _AGAIN = (
-    "A dataset of one epoch is read a second time, in the same order: for training, make one for each epoch, with "
-    "fit(cache.dataset(batch_size, epoch), initial_epoch=epoch, epochs=epoch + 1), or pass fit the endless one of "
-    "cache.training(...). For validation this is fine: silence it with "
+    "A dataset of one epoch is read a second time, in the same order: for training, leave out epoch=, then each pass "
+    "has the next epoch's; for validation, pass shuffle=False in its place. This is silenced by "
     "warnings.filterwarnings('ignore', 'A dataset of one epoch')."
 )
 

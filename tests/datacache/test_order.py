@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.order import Schedule, chosen, permutation
+from datacache.order import Schedule, chosen, permutation, word
 
 FIRST_TEN = [0, 8, 9, 3, 7, 5, 1, 2, 6, 4]
 TEN_THOUSAND = "26f8c3c96d7e7ae5"
+WORD = 6665335680343557524
 
 
 @given(samples=st.integers(0, 300), seed=st.integers(0, 2**70), epoch=st.integers(0, 2**40))
@@ -153,3 +154,27 @@ def test_integers_of_any_shape_and_a_mask_choose(indices, wanted):
 def test_whatever_else_is_refused(indices, error, told):
     with pytest.raises(error, match=told):
         chosen(indices, 4)
+
+
+@given(samples=st.integers(1, 200), batch_size=st.integers(1, 9), ranks=st.integers(1, 9), start=st.integers(0, 200))
+def test_padded_batches_are_full_and_count_each_sample_once(samples, batch_size, ranks, start):
+    order, start = permutation(samples, 1, 2), min(start, samples)
+    schedule = Schedule.padded(order, batch_size, ranks, start)
+    assert schedule.has_equal_batches and schedule.left_over == 0
+    counted = []
+    for step in range(len(schedule)):
+        spans = [schedule.span(step, rank) for rank in range(ranks)]
+        assert all(end - begin == batch_size for begin, end in spans)
+        own = [schedule.order[begin:end][schedule.weights[begin:end] == 1] for begin, end in spans]
+        assert max(map(len, own)) - min(map(len, own)) <= 1, "ranks have about as many"
+        assert all(np.all(np.diff(schedule.weights[begin:end]) <= 0) for begin, end in spans), "fillers come last"
+        counted += own
+        assert schedule.position(step + 1) == start + len(np.concatenate(counted))
+    np.testing.assert_array_equal(np.concatenate([*counted, np.empty(0, np.int64)]), order[start:])
+    assert schedule.position(len(schedule)) == samples
+
+
+def test_words_differ_and_stay():
+    drawn = {word(seed, epoch) for seed in range(20) for epoch in range(20)}
+    assert len(drawn) == 400 and all(0 <= each < 2**63 for each in drawn)
+    assert word(7, 3) == WORD
