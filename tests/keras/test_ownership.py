@@ -144,6 +144,20 @@ def test_a_file_of_an_earlier_version_is_read_and_told_of(tmp_path):
         np.testing.assert_array_equal(first, second)
 
 
+def test_a_file_of_an_earlier_version_holds_the_slots_of_the_first_optimizer_only():
+    model = compiled(local=True)
+    layer = model.layers[-1]
+    second = keras.optimizers.SGD(0.1, momentum=0.5)
+    model.second = hvd.DistributedOptimizer(second, aggregator=hvd.recipes.topk(0.5), local_layers=[layer])
+    for optimizer in (model.optimizer, model.second):
+        optimizer.build(model.trainable_variables)
+    found = [id(each) for each in ownership.numbered(model)]
+    momentum = {each: ownership.held_for(each, layer.trainable_variables) for each in (model.optimizer, model.second)}
+    assert [len(each) for each in momentum.values()] == [2, 2]
+    assert all(id(each) in found for each in momentum[model.optimizer])
+    assert not any(id(each) in found for each in momentum[model.second])
+
+
 def test_another_set_of_optimizers_is_refused(tmp_path):
     fit(compiled(), tmp_path, 1)
     model = compiled()
