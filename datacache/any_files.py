@@ -8,26 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from datacache.listing import NO_LABEL, Listing
+from datacache.remote import StorageOptions
 from datacache.sources import FilesBelow, Progress
 
 
 class Files(FilesBelow):
     """Files below a directory, each of which is a sample, without labels: what decoding returns is all there is."""
 
-    def __init__(self, path: str | os.PathLike, pattern: str = "**/*"):
+    def __init__(self, path: str | os.PathLike, pattern: str = "**/*", storage_options: StorageOptions = None):
         """Takes the directory and the pattern of its files' paths.
 
         Args:
-            path: of the directory.
+            path: of the directory, or an address such as s3://bucket/train, for which fsspec must be installed.
             pattern: of paths below it, as for `pathlib.Path.glob`: by default all files, also in subfolders, whose
                 names do not begin with a dot. Samples are in the order of their paths.
+            storage_options: of an address; see `RemoteFolder`.
+
+        Raises:
+            ImportError: for an address, if fsspec or its package for this store is not installed.
         """
-        super().__init__(path)
+        super().__init__(path, storage_options)
         self._pattern = pattern
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"kind": "Files", "path": self._place, "pattern": self._pattern}
+        return {"kind": "Files", "path": self._folder.place, "pattern": self._pattern}
 
     def scan(self, progress: Progress | None = None) -> Listing:
         """Lists all files; as `Source.scan`.
@@ -37,9 +42,15 @@ class Files(FilesBelow):
         """
         names = self._names()
         if not names:
-            raise ValueError(f"{self._root} has no file whose path matches {self._pattern}: pass another pattern=.")
-        statuses = self._statuses(names, progress)
-        sizes, times = [each.st_size for each in statuses], [each.st_mtime_ns for each in statuses]
+            raise ValueError(
+                f"{self._folder.shown()} has no file whose path matches {self._pattern}: pass another pattern=."
+            )
+        found = []
+        for name in names:
+            found.append(self._folder.found(name))
+            if progress:
+                progress(len(found), len(names))
+        _, sizes, times = zip(*found, strict=True)
         samples = [(file, 0, size, NO_LABEL) for file, size in enumerate(sizes)]
         return Listing.build(self.identity, names, sizes, times, samples)
 
@@ -47,5 +58,5 @@ class Files(FilesBelow):
         return self._read_from(listing, int(listing.file_of[index]), 0, int(listing.lengths[index]))
 
     def _names(self) -> Sequence[str]:
-        found = self._matching(self._pattern, "a directory")
+        found = self._folder.matching(self._pattern, "a directory")
         return [name for name in found if not any(part.startswith(".") for part in Path(name).parts)]
