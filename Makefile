@@ -104,7 +104,7 @@ $(NEWEST)/.done: requirements.txt requirements-dev.txt pyproject.toml | $(DONE)/
 	@$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		>$(NEWEST)/requirements.txt
 	@grep -E '^(tensorflow-cpu|psutil|cloudpickle|PyYAML|packaging)==' requirements.txt >>$(NEWEST)/requirements.txt
-	@grep -E '^(pytest|pytest-xdist|hypothesis|scikit-image|scikit-learn|pillow)==' requirements-dev.txt \
+	@grep -E '^(pytest|pytest-xdist|hypothesis|scikit-image|scikit-learn|pillow|fsspec|s3fs|moto\[server\])==' requirements-dev.txt \
 		>>$(NEWEST)/requirements.txt
 	@echo "Installing the newest packages that pyproject.toml allows into $(NEWEST) ..."
 	@$(NEWEST)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r $(NEWEST)/requirements.txt

@@ -5,7 +5,7 @@
     cache = datacache.DataCache(
         source=datacache.ImageFolder("/data/train"), decode=decode, local_dir="/scratch/cache", memory_bytes=40 << 30
     )
-    model.fit(cache.dataset(batch_size=256, epoch=0).map(augment))
+    model.fit(cache.dataset(batch_size=256).map(augment), epochs=90)
 
 It needs neither Horovod nor `hvd_sparse`, and it needs TensorFlow only for `DataCache.dataset`.
 """
@@ -22,6 +22,7 @@ from datacache.errors import (
 from datacache.indexed import Indexed
 from datacache.order import Schedule
 from datacache.sources import ImageFolder, Source, TFRecords
+from datacache.tar import Tar
 from datacache.world import World
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Source",
     "SourceChangedError",
     "TFRecords",
+    "Tar",
     "UnsuitableFileSystemError",
     "World",
 ]

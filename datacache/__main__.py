@@ -4,11 +4,12 @@
     python -m datacache warm --images /data/train --local-dir /scratch/cache
 
 The source is named by --images (a folder for each class, numbered in the order of their names or as --classes says),
---tfrecords or --files (any files, each a sample). `plan` lists it and forecasts what the levels take. `warm` fills the
-local disk before a run. Both need --shape if decoded samples vary in shape, as DataCache does: --shape None,None,3 for
-colour images of any size. `verify` looks for changes of the source, and with --records for damaged records; it exits
-with status 1 if it finds any. `stats` shows where samples came from and what readers waited for. `clear` removes what
-is kept of the source, and memory that killed processes have left.
+--tfrecords, --tar (in the layout of WebDataset) or --files (any files, each a sample); each is a directory, or an
+address such as s3://bucket/train, whose store takes its options from the environment. `plan` lists it and forecasts
+what the levels take. `warm` fills the local disk before a run. Both need --shape if decoded samples vary in shape, as
+DataCache does: --shape None,None,3 for colour images of any size. `verify` looks for changes of the source, and with
+--records for damaged records; it exits with status 1 if it finds any. `stats` shows where samples came from and what
+readers waited for. `clear` removes what is kept of the source, and memory that killed processes have left.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from datacache.progress import Bar
 from datacache.reader import Decoder, ReadThrough
 from datacache.sources import ImageFolder, Source, TFRecords
 from datacache.store import Store, directory_of, remove_unused
+from datacache.tar import Tar
 from datacache.world import World
 from quiet_tensorflow import quiet
 
@@ -120,7 +122,7 @@ def verify(options: argparse.Namespace) -> int:
 def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
     if not (directory_of(_source(options), options.local_dir) / "manifest.json").exists():
-        named = options.images or options.tfrecords or options.files
+        named = options.images or options.tfrecords or options.tar or options.files
         raise FileNotFoundError(
             f"{options.local_dir} holds nothing of {named}: expected the directories that `plan`, `warm` or a run used."
         )
@@ -175,9 +177,10 @@ def _parser() -> argparse.ArgumentParser:
         source = command.add_mutually_exclusive_group(required=True)
         source.add_argument("--images", metavar="DIR", help="a folder of images for each class")
         source.add_argument("--tfrecords", metavar="DIR", help="TFRecord files")
+        source.add_argument("--tar", metavar="DIR", help="tar files, in the layout of WebDataset")
         source.add_argument("--files", metavar="DIR", help="files, each of which is a sample")
         command.add_argument("--classes", type=_classes, metavar="NAMES", help=_classes.__doc__)
-        command.add_argument("--pattern", help="of files' names: *.tfrecord* by default, with --files **/*")
+        command.add_argument("--pattern", help="of files' names: *.tfrecord* by default, *.tar, or **/* with --files")
         command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
         if run in (plan, warm):
             command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to a sample")
@@ -197,6 +200,8 @@ def _source(options: argparse.Namespace) -> Source:
     if options.classes is not None:
         raise ValueError("Expected --classes with --images: other sources have no classes.")
     pattern = {} if options.pattern is None else {"pattern": options.pattern}
+    if options.tar:
+        return Tar(options.tar, **pattern)
     return TFRecords(options.tfrecords, **pattern) if options.tfrecords else Files(options.files, **pattern)
 
 

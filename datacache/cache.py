@@ -55,12 +55,13 @@ class DataCache:
 
         Args:
             source: where samples come from.
-            decode: maps a sample's bytes to what batches are made of: an array, or any nest of dicts and tuples with
-                arrays, numbers, strings and bytes; (x, y), or (x, y, weight), are what `fit` takes. If it returns no
-                tuple, and the source has labels, elements are pairs with the label. All samples must have the same
-                parts, dtypes and, unless `shape` says otherwise, shapes. Random augmentation belongs after the cache.
-                With a second parameter `key` it also gets the sample's: the path below the source's directory, for
-                TFRecords with the record's first byte, for `Indexed` the index. Called by several threads at once.
+            decode: maps a sample's bytes (for `Tar` a dict of its members' bytes) to what batches are made of: an
+                array, or any nest of dicts and tuples with arrays, numbers, strings and bytes; (x, y), or (x, y,
+                weight), are what `fit` takes. If it returns no tuple, and the source has labels, elements are pairs
+                with the label. All samples must have the same parts, dtypes and, unless `shape` says otherwise, shapes.
+                Random augmentation belongs after the cache. With a second parameter `key` it also gets the sample's:
+                the path below the source's directory, for TFRecords and Tar with the sample's first byte, for `Indexed`
+                the index. Called by several threads at once.
             local_dir: a directory on a disk of this machine, the same for all ranks of a node.
             memory_bytes: for the decoded samples of a node, all its ranks together; what does not fit is read from the
                 local disk. By default what all samples need, or with varying shapes half of what memory_dir has free; 0

@@ -61,8 +61,8 @@ class Decoder:
         """Of what levels keep; None before the first sample."""
         return None if self.elements is None else self.elements.layout
 
-    def __call__(self, payload: bytes, label: int, name: str, key: Any) -> Record:
-        """Decodes a sample; its label is the source's if the function returns none.
+    def __call__(self, payload: Any, label: int, name: str, key: Any) -> Record:
+        """Decodes what a source has opened of a sample; its label is the source's if the function returns none.
 
         Raises:
             DecodeError: if the function fails, or its result does not match the other samples.
@@ -207,7 +207,7 @@ class ReadThrough:
         encoded, origin = self._encoded_sample(index, seconds)
         with _timed(seconds, "decode"):
             key = self._source.key(self._listing, index) if self._decoder.takes_key else None
-            record = self._decoder(encoded.payload, encoded.label, self._name(index), key)
+            record = self._decoder(self._source.opened(encoded.payload), encoded.label, self._name(index), key)
         self._keep(self._decoded, index, record)
         return record, origin
 

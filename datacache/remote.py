@@ -16,7 +16,7 @@ from datacache.folders import REMEDY, Folder, Found, require_length
 
 StorageOptions: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
-_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "Content-MD5", "Digest")
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "Content-MD5", "Digest", "CRC")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created", "date_time")
 _ENDPOINTS = ("endpoint_url", "host", "port", "account_name", "project")  # no secrets, and two stores differ by them
 

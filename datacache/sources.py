@@ -56,6 +56,10 @@ class Source(abc.ABC):
             DamagedFileError: if the file violates its format.
         """
 
+    def opened(self, payload: bytes) -> Any:
+        """What a decode function gets of a sample's bytes: here these."""
+        return payload
+
     def describe(self, listing: Listing, index: int) -> str:
         """What to call a sample in a message."""
         return f"sample {index}"

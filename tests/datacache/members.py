@@ -6,7 +6,9 @@ A new one needs one row here; every test suite of its kind then runs on it.
 from __future__ import annotations
 
 import contextlib
+import io
 import struct
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from datacache.indexed import Indexed
 from datacache.levels import Level, Record, checksum
 from datacache.slab import Slab, needed
 from datacache.sources import ImageFolder, Source, TFRecords
+from datacache.tar import Tar
 from datacache.tmpfs import TmpfsLevel
 from examples import photographs
 
@@ -48,6 +51,25 @@ def files(path: Path) -> tuple[Source, list[bytes]]:
     return Files(path), contents
 
 
+def tar(path: Path) -> tuple[Source, list[bytes]]:
+    """The same crops in two files, each with its number beside it."""
+    crops, contents = [content for _, content in photographs.crops(COUNT, **SMALL)], []
+    path.mkdir()
+    for name, numbers in (("part-0.tar", range(5)), ("part-1.tar", range(5, COUNT))):
+        places = []
+        with tarfile.open(path / name, "w") as made:
+            for number in numbers:
+                begin = made.offset
+                for kind, content in (("jpg", crops[number]), ("cls", str(number % 3).encode())):
+                    member = tarfile.TarInfo(f"{'long' * 30 if number == 3 else 'some'}/{number:03}.{kind}")
+                    member.size = len(content)
+                    made.addfile(member, io.BytesIO(content))
+                places.append((begin, made.offset))
+        whole = (path / name).read_bytes()
+        contents += [whole[begin:end] for begin, end in places]
+    return Tar(path), contents
+
+
 def indexed(path: Path) -> tuple[Source, list[bytes]]:
     """The same crops, returned by a function."""
     contents = [content for _, content in photographs.crops(COUNT, **SMALL)]
@@ -59,6 +81,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Source, list[bytes]]]] = {
     "ImageFolder": image_folder,
     "TFRecords": tf_records,
     "Files": files,
+    "Tar": tar,
     "Indexed": indexed,
 }
 

@@ -14,12 +14,15 @@ from datacache.errors import DamagedFileError, SourceChangedError
 from datacache.indexed import Indexed
 from datacache.listing import NO_LABEL, Listing
 from datacache.sources import ImageFolder, Source, TFRecords
+from datacache.tar import Tar
 from examples import photographs
 from tests.datacache import members
 
 source = pytest.mark.parametrize("make", members.SOURCES.values(), ids=members.SOURCES)
 in_files = pytest.mark.parametrize(
-    "make", [members.image_folder, members.tf_records, members.files], ids=["ImageFolder", "TFRecords", "Files"]
+    "make",
+    [members.image_folder, members.tf_records, members.files, members.tar],
+    ids=["ImageFolder", "TFRecords", "Files", "Tar"],
 )
 
 
@@ -88,7 +91,8 @@ def make_again(make, path):
     """A second source over existing data."""
     if make is members.indexed:
         return make(path)[0]
-    return {members.image_folder: ImageFolder, members.tf_records: TFRecords, members.files: Files}[make](path)
+    kinds = {members.image_folder: ImageFolder, members.tf_records: TFRecords, members.files: Files, members.tar: Tar}
+    return kinds[make](path)
 
 
 def rewritten(path):
