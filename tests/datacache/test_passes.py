@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import datacache
 from datacache import World
+from datacache.passes import Passes
 
 COUNT, BATCH = 23, 4
 STEPS = 6  # the last batch has 3 samples
@@ -187,6 +188,16 @@ def test_control_looks_and_whole_passes_are_not_told(cache):
             fit(made)
 
 
+def test_a_pass_that_ends_late_does_not_turn_the_epochs_back():
+    passes = Passes(0)
+    (early, _), (whole, _) = passes.begin(), passes.begin()
+    passes.end(whole)
+    number, epoch = passes.begin()
+    passes.end(number)
+    passes.end(early)
+    assert epoch == 1 and passes.begin()[1] == 2
+
+
 def test_the_length_is_known_and_the_sizes_are(cache):
     assert len(cache.dataset(BATCH)) == STEPS and cache.dataset(BATCH).element_spec[0].shape.as_list() == [None, 1]
     assert cache.dataset(BATCH, drop_remainder=True).element_spec[0].shape.as_list() == [BATCH, 1]
@@ -321,3 +332,4 @@ def test_seeds_come_with_training_too(cache, tmp_path):
     for one, other in zip(made.as_numpy_iterator(), whole, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_array_equal(one[1], other[1])
+        np.testing.assert_array_equal(one[1][:, 1], one[0][:, 0])  # the sample's index
