@@ -87,13 +87,9 @@ def make_epochs(
         number.set_shape([])
         epoch.set_shape([])
 
-        def counted(step: tf.Tensor, element: Any) -> Any:
-            is_last = tf.equal(step, count - 1)
-            told = tf.cond(is_last, lambda: tf.numpy_function(end, [number], tf.int64), lambda: number)
-            with tf.control_dependencies([told]):
-                return tf.nest.map_structure(tf.identity, element)
-
-        return epochs.planned(epoch).enumerate().map(counted)
+        last = tf.data.Dataset.range(min(count, 1)).map(lambda _: tf.numpy_function(end, [number], tf.int64))
+        others = tf.data.Dataset.range(count - 1).map(lambda _: number)
+        return tf.data.Dataset.zip(epochs.planned(epoch), others.concatenate(last)).map(lambda element, _: element)
 
     made = tf.data.Dataset.range(1).flat_map(one_pass)
     return _with_length(made, count, count * like.schedule.batch_size)
