@@ -86,17 +86,12 @@ class RemoteFolder(Folder):
         return Found(name, int(told["size"]), _stamp(told))
 
     def complaint(self, listed: Found) -> str | None:
-        self._known.pop(listed.name, None)
         try:
-            now = self.found(listed.name)
+            return self._difference(listed)
         except FileNotFoundError:
             return f"{self.shown(listed.name)} no longer exists."
         except (OSError, ValueError) as error:
             return str(error)
-        if now == listed:
-            return None
-        sizes = f"expected {listed.size} bytes, got {now.size} bytes"
-        return f"{self.shown(listed.name)} has changed since it was listed: {sizes} of another version."
 
     def read(self, listed: Found, offset: int, length: int) -> bytes:
         try:
@@ -105,7 +100,7 @@ class RemoteFolder(Folder):
                 if length:
                     path, end = listed.name, offset + length
                     data = self._ask(lambda system, root: system.cat_file(f"{root}/{path}", start=offset, end=end))
-            complaint = self.complaint(listed)
+            complaint = self._difference(listed)
         except FileNotFoundError:
             raise SourceChangedError(f"{self.shown(listed.name)} was listed, but no longer exists: {REMEDY}") from None
         if complaint:
@@ -119,6 +114,15 @@ class RemoteFolder(Folder):
             file = self._ask(lambda system, root: system.open(f"{root}/{name}", "rb"))
             with file:
                 yield file
+
+    def _difference(self, listed: Found) -> str | None:
+        """As `complaint`, but what cannot be asked is an error, which may pass."""
+        self._known.pop(listed.name, None)
+        now = self.found(listed.name)
+        if now == listed:
+            return None
+        sizes = f"expected {listed.size} bytes, got {now.size} bytes"
+        return f"{self.shown(listed.name)} has changed since it was listed: {sizes} of another version."
 
     def _all_files(self) -> list[str]:
         """The names of all files, in order."""

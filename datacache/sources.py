@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -224,23 +224,33 @@ class ImageFolder(FilesBelow):
         return list(self._folder.in_classes(self._suffixes))
 
 
-class TFRecords(FilesBelow):
-    """The records of uncompressed TFRecord files, without labels: what decoding returns is all there is."""
+class RecordsBelow(FilesBelow):
+    """Samples that lie one after another in files whose names match a pattern, without labels.
 
-    def __init__(self, path: str | os.PathLike, pattern: str = "*.tfrecord*", storage_options: StorageOptions = None):
-        """Takes a directory and the pattern of its files' names; samples are in the order of names, then records.
+    A new member defines `WHAT`, `places` and `read`.
+    """
 
-        An address such as s3://bucket/train is opened by fsspec, with these options; see `RemoteFolder`.
-        """
+    WHAT: str  # what the files are, for messages
+
+    def __init__(self, path: str | os.PathLike, pattern: str, storage_options: StorageOptions = None):
+        """Takes a directory, or an address, and the pattern of its files' names."""
         super().__init__(path, storage_options)
         self._pattern = pattern
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"kind": "TFRecords", "path": self._folder.place, "pattern": self._pattern}
+        return {"kind": type(self).__name__, "path": self._folder.place, "pattern": self._pattern}
+
+    @abc.abstractmethod
+    def places(self, file: BinaryIO, name: str, size: int) -> Iterator[tuple[int, int]]:
+        """Where each sample of a file begins, and its length, in bytes.
+
+        Raises:
+            DamagedFileError: if the file, of this name and size, is not in the format.
+        """
 
     def scan(self, progress: Progress | None = None) -> Listing:
-        """Lists files and, by their headers, records; as `Source.scan`.
+        """Lists files and, by their headers, samples; as `Source.scan`.
 
         Raises:
             DamagedFileError: if a file is not in the format.
@@ -249,8 +259,8 @@ class TFRecords(FilesBelow):
         found, samples = [self._folder.found(name) for name in self._names()], []
         for number, each in enumerate(found):
             with self._folder.opened(each.name) as file:
-                places = tfrecord.index(file, self._folder.shown(each.name), each.size)
-                samples += [(number, place.offset, place.length, NO_LABEL) for place in places]
+                places = self.places(file, self._folder.shown(each.name), each.size)
+                samples += [(number, offset, length, NO_LABEL) for offset, length in places]
             if progress:
                 progress(number + 1, len(found))
         if not samples:
@@ -260,21 +270,42 @@ class TFRecords(FilesBelow):
         names, sizes, times = zip(*found, strict=True)
         return Listing.build(self.identity, names, sizes, times, samples)
 
-    def read(self, listing: Listing, index: int) -> bytes:
-        file, offset, length = (int(column[index]) for column in (listing.file_of, listing.offsets, listing.lengths))
-        framed = self._read_from(listing, file, offset, length + tfrecord.FOOTER.size)
-        tfrecord.check(framed[:length], framed[length:], self._shown(listing, file), offset)
-        return framed[:length]
-
     def describe(self, listing: Listing, index: int) -> str:
         return f"{super().describe(listing, index)[:-1]}, byte {int(listing.offsets[index])})"
 
     def key(self, listing: Listing, index: int) -> Any:
-        """The path of the file, relative to the directory, and where the record begins in it, in bytes."""
+        """The path of the file, relative to the directory, and where the sample begins in it, in bytes."""
         return super().key(listing, index), int(listing.offsets[index])
 
+    def _place(self, listing: Listing, index: int) -> tuple[int, int, int]:
+        """The file of a sample, and where it begins in it, and its length, in bytes."""
+        file, offset, length = (int(column[index]) for column in (listing.file_of, listing.offsets, listing.lengths))
+        return file, offset, length
+
     def _names(self) -> Sequence[str]:
-        return self._folder.matching(self._pattern, "a directory of TFRecord files")
+        return self._folder.matching(self._pattern, f"a directory of {self.WHAT} files")
+
+
+class TFRecords(RecordsBelow):
+    """The records of uncompressed TFRecord files, without labels: what decoding returns is all there is."""
+
+    WHAT = "TFRecord"
+
+    def __init__(self, path: str | os.PathLike, pattern: str = "*.tfrecord*", storage_options: StorageOptions = None):
+        """Takes a directory and the pattern of its files' names; samples are in the order of names, then records.
+
+        An address such as s3://bucket/train is opened by fsspec, with these options; see `RemoteFolder`.
+        """
+        super().__init__(path, pattern, storage_options)
+
+    def places(self, file: BinaryIO, name: str, size: int) -> Iterator[tuple[int, int]]:
+        return tfrecord.index(file, name, size)
+
+    def read(self, listing: Listing, index: int) -> bytes:
+        file, offset, length = self._place(listing, index)
+        framed = self._read_from(listing, file, offset, length + tfrecord.FOOTER.size)
+        tfrecord.check(framed[:length], framed[length:], self._shown(listing, file), offset)
+        return framed[:length]
 
 
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:

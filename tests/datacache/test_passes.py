@@ -198,6 +198,22 @@ def test_a_pass_that_ends_late_does_not_turn_the_epochs_back():
     assert epoch == 1 and passes.begin()[1] == 2
 
 
+def broken(data):
+    if number(data)[0] in (5, 17):
+        raise ValueError("no number")
+    return number(data)
+
+
+@pytest.mark.parametrize("map_func", [None, lambda sample, label: (sample, label)])
+def test_a_pass_in_which_bad_samples_are_left_out_counts(tmp_path, map_func):
+    with open_cache(tmp_path, broken) as cache:
+        made = cache.dataset(BATCH, map_func=map_func).ignore_errors()
+        for epoch in range(6):
+            read = [int(value) for samples, _ in made for value in samples[:, 0]]
+            assert len(read) > COUNT // 3
+            assert read == [index for index in orders(cache, epoch) if index in read], "in this epoch's order"
+
+
 def test_the_length_is_known_and_the_sizes_are(cache):
     assert len(cache.dataset(BATCH)) == STEPS and cache.dataset(BATCH).element_spec[0].shape.as_list() == [None, 1]
     assert cache.dataset(BATCH, drop_remainder=True).element_spec[0].shape.as_list() == [BATCH, 1]

@@ -82,9 +82,14 @@ class TestSource:
 
     def test_every_member_has_a_row(self):
         known = {make.__name__.replace("_", "") for make in members.SOURCES.values()}
-        members_of = [each for base in (Source, *Source.__subclasses__()) for each in base.__subclasses__()]
-        public = {each for each in members_of if not each.__name__.startswith("_") and not inspect.isabstract(each)}
+        public = {
+            each for each in kinds_of(Source) if not each.__name__.startswith("_") and not inspect.isabstract(each)
+        }
         assert known == {each.__name__.lower() for each in public}
+
+
+def kinds_of(role):
+    return {*role.__subclasses__(), *(kind for each in role.__subclasses__() for kind in kinds_of(each))}
 
 
 def make_again(make, path):

@@ -145,6 +145,7 @@ def test_a_server_that_fails_serves_no_wrong_sample(tmp_path):
                 assert answer.result() == contents[index]
             else:
                 assert isinstance(error, OSError) and store.address in str(error), error
+                assert not isinstance(error, SourceChangedError), "the source is as it was"
             right, failed = right + (error is None), failed + (error is not None)
         assert right > 10 and failed > 10
 

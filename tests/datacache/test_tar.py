@@ -89,5 +89,5 @@ def test_what_is_no_tar_file_is_an_error_that_names_it(tmp_path):
         with pytest.raises(DamagedFileError, match=told) as raised:
             datacache.Tar(folder).scan()
         assert str(folder / "bad.tar") in str(raised.value)
-    with pytest.raises(ValueError, match=r"has no sample in files named \*\.tgz"):
+    with pytest.raises(ValueError, match=r"has no record in files named \*\.tgz"):
         datacache.Tar(tmp_path, "*.tgz").scan()

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -21,8 +22,22 @@ def _write_images() -> None:
             (path / label / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
 
 
+def _write_other_kinds() -> None:
+    """Images in one folder with a table of their classes, and frames in HDF5."""
+    pictures = pathlib.Path("pictures")
+    pictures.mkdir()
+    rows = ["path,class"]
+    for number in range(8):
+        (pictures / f"{number}.png").write_bytes((path / "cat" / f"{number}.png").read_bytes())
+        rows.append(f"{number}.png,{number % 2}")
+    pathlib.Path("labels.csv").write_text("\n".join(rows))
+    with h5py.File("frames.h5", "w") as file:
+        file["frames"] = np.random.default_rng(0).integers(0, 255, (32, 8, 8, 3)).astype("u1")
+
+
 if hvd.rank() == 0:
     _write_images()
+    _write_other_kinds()
 hvd.barrier()
 
 
