@@ -141,17 +141,23 @@ class RemoteFolder(Folder):
     def _system(self) -> tuple[Any, str]:
         """The file system and the path in it; its own for each process, as its threads are not there after a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
-            try:
-                import fsspec
-            except ImportError:
-                raise ImportError(
-                    f"{self._address} is opened by fsspec, which is not installed: `pip install fsspec`, and its "
-                    "package for this store, such as s3fs or gcsfs."
-                ) from None
-            uncached = {} if "::" in self._address else {"use_listings_cache": False}
-            options = {"skip_instance_cache": True, **uncached, **self._given()}
-            self._opened = os.getpid(), *fsspec.core.url_to_fs(self._address, **options)
+            self._opened = os.getpid(), *self._open()
         return self._opened[1:]
+
+    def _open(self) -> tuple[Any, str]:
+        try:
+            import fsspec
+        except ImportError:
+            raise ImportError(
+                f"{self._address} is opened by fsspec, which is not installed: `pip install fsspec`, and its package "
+                "for this store, such as s3fs or gcsfs."
+            ) from None
+        uncached = {} if "::" in self._address else {"use_listings_cache": False}
+        options = {"skip_instance_cache": True, **uncached, **self._given()}
+        try:
+            return fsspec.core.url_to_fs(self._address, **options)
+        except (ImportError, ValueError) as error:  # no package for this store, or no such store
+            raise type(error)(f"{self._address} cannot be opened by fsspec: {error}.") from None
 
     def _ask(self, question: Callable[[Any, str], Any]) -> Any:
         """What the file system answers; it is asked again with new credentials if the first ones are refused."""

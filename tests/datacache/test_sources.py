@@ -82,14 +82,12 @@ class TestSource:
 
     def test_every_member_has_a_row(self):
         known = {make.__name__.replace("_", "") for make in members.SOURCES.values()}
-        public = {
-            each for each in kinds_of(Source) if not each.__name__.startswith("_") and not inspect.isabstract(each)
-        }
+        public = {each for each in kinds_of(Source) if not inspect.isabstract(each) and each.__name__[0] != "_"}
         assert known == {each.__name__.lower() for each in public}
 
 
 def kinds_of(role):
-    return {*role.__subclasses__(), *(kind for each in role.__subclasses__() for kind in kinds_of(each))}
+    return set(role.__subclasses__()).union(*map(kinds_of, role.__subclasses__()))
 
 
 def make_again(make, path):

@@ -231,7 +231,11 @@ def test_patterns_mean_what_they_mean_in_a_directory(pattern, tmp_path):
             ValueError,
             "got https://host/train?...: pass credentials as storage_opt",
         ),
-        ("nowhere://bucket/train", ValueError, "Protocol not known: nowhere"),
+        (
+            "nowhere://bucket/train",
+            ValueError,
+            "cannot be opened by fsspec: Protocol not known: nowhere.",
+        ),
         ("memory://nothing/there", FileNotFoundError, "memory://nothing/there has no files: check the address"),
     ],
 )

@@ -119,8 +119,8 @@ def test_a_folder_that_contains_itself_is_an_error_with_its_path(tmp_path):
 @pytest.mark.parametrize("make", [datacache.ImageFolder, datacache.TFRecords])
 def test_an_address_is_no_directory(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="got the address s3://bucket/train: mount it, or pass `Indexed`"):
-        open_cache(tmp_path, decode, make("s3://bucket/train"))
+    with pytest.raises(ValueError, match="nowhere://bucket/train cannot be opened by fsspec: Protocol not known"):
+        open_cache(tmp_path, decode, make("nowhere://bucket/train"))
     with pytest.raises(ValueError, match="Expected local_dir as a directory .*, got the address gs://bucket/cache"):
         source = datacache.Indexed(lambda index: bytes([index]), COUNT, "numbers", labels=range(COUNT))
         datacache.DataCache(source, decode, "gs://bucket/cache", memory_bytes=0, world=datacache.World())
