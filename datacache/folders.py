@@ -34,7 +34,7 @@ class Found(NamedTuple):
 class Folder(abc.ABC):
     """A directory of files, also below it, whose names are relative to it.
 
-    A new member gets a row in the table of tests/datacache/members.py.
+    A new member runs in tests/datacache/test_stores.py, on the stores of which tests/datacache/stores.py has a table.
 
     Attributes:
         place: the same for all ways to spell its path.
