@@ -170,7 +170,7 @@ class Schedule:
         if -samples <= position < 0:
             order = np.concatenate([permutation(samples, seed, epoch - 1)[position:], order])
             position = 0
-        return cls(order, batch_size, ranks, position, drop_remainder, carry=True)
+        return cls(order, batch_size, ranks, position, drop_remainder, carry=True, word=word(seed, epoch))
 
     @classmethod
     def padded(cls, order: np.ndarray, batch_size: int, ranks: int, start: int = 0, word: int = 0) -> Schedule:

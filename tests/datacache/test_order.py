@@ -178,3 +178,4 @@ def test_words_differ_and_stay():
     drawn = {word(seed, epoch) for seed in range(20) for epoch in range(20)}
     assert len(drawn) == 400 and all(0 <= each < 2**63 for each in drawn)
     assert word(7, 3) == WORD
+    assert Schedule.carrying(10, 7, 2, 2, False, 3, 0).word == WORD, "in elastic jobs, too"
