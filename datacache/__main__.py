@@ -122,7 +122,7 @@ def verify(options: argparse.Namespace) -> int:
 def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
     if not (directory_of(_source(options), options.local_dir) / "manifest.json").exists():
-        named = options.images or options.tfrecords or options.tar or options.files
+        _, named = _named(options)
         raise FileNotFoundError(
             f"{options.local_dir} holds nothing of {named}: expected the directories that `plan`, `warm` or a run used."
         )
@@ -195,14 +195,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _source(options: argparse.Namespace) -> Source:
-    if options.images:
-        return ImageFolder(options.images, classes=options.classes)
+    kind, path = _named(options)
+    if kind == "images":
+        return ImageFolder(path, classes=options.classes)
     if options.classes is not None:
         raise ValueError("Expected --classes with --images: other sources have no classes.")
     pattern = {} if options.pattern is None else {"pattern": options.pattern}
-    if options.tar:
-        return Tar(options.tar, **pattern)
-    return TFRecords(options.tfrecords, **pattern) if options.tfrecords else Files(options.files, **pattern)
+    kinds: dict[str, Callable[..., Source]] = {"tfrecords": TFRecords, "tar": Tar, "files": Files}
+    return kinds[kind](path, **pattern)
+
+
+def _named(options: argparse.Namespace) -> tuple[str, str]:
+    """Which kind of source is named, and where it is."""
+    kinds = ("images", "tfrecords", "tar", "files")
+    return next((kind, path) for kind in kinds if (path := getattr(options, kind)) is not None)
 
 
 @contextlib.contextmanager

@@ -45,12 +45,7 @@ class Files(FilesBelow):
             raise ValueError(
                 f"{self._folder.shown()} has no file whose path matches {self._pattern}: pass another pattern=."
             )
-        found = []
-        for name in names:
-            found.append(self._folder.found(name))
-            if progress:
-                progress(len(found), len(names))
-        _, sizes, times = zip(*found, strict=True)
+        _, sizes, times = zip(*self._found(names, progress, len(names)), strict=True)
         samples = [(file, 0, size, NO_LABEL) for file, size in enumerate(sizes)]
         return Listing.build(self.identity, names, sizes, times, samples)
 

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,26 +33,6 @@ def refuse_fork(process: int) -> None:
             "DataCache.fetch works in a forked child. Open a DataCache in the child itself, with the same arguments: "
             "what is on disk and in memory is shared by both."
         )
-
-
-def elements_of(batches: Batches | VaryingBatches, step: int) -> Any:
-    """A batch in NumPy, as users get it; errors as from `read`."""
-    made = batches.elements.batch(*batches.read(step))
-    if batches.schedule.weights is None:
-        return made
-    begin, end = batches.schedule.span(step, batches.rank)
-    return weighted(made, batches.schedule.weights[begin:end], _product)
-
-
-def _product(parts: Any, weights: np.ndarray) -> Any:
-    """Weights of a user, in any nest, times these, [b]."""
-    if isinstance(parts, dict):
-        return {key: _product(part, weights) for key, part in parts.items()}
-    if isinstance(parts, tuple):
-        return tuple(_product(part, weights) for part in parts)
-    if isinstance(parts, list):
-        return [part * weight.astype(part.dtype) for part, weight in zip(parts, weights, strict=True)]
-    return parts * weights.astype(parts.dtype).reshape(-1, *[1] * (parts.ndim - 1))
 
 
 class Supply(NamedTuple):
@@ -231,3 +211,26 @@ class VaryingBatches(Ahead):
             self._asked.pop(step, None)  # it is empty, as varying shapes exclude peers
         labels = np.array([record.label for record in records], np.int64)
         return [self.layout.unpack(record.payload) for record in records], labels
+
+
+AnyBatches: TypeAlias = Batches | VaryingBatches
+
+
+def elements_of(batches: AnyBatches, step: int) -> Any:
+    """A batch in NumPy, as users get it; errors as from `read`."""
+    made = batches.elements.batch(*batches.read(step))
+    if batches.schedule.weights is None:
+        return made
+    begin, end = batches.schedule.span(step, batches.rank)
+    return weighted(made, batches.schedule.weights[begin:end], _product)
+
+
+def _product(parts: Any, weights: np.ndarray) -> Any:
+    """Weights of a user, in any nest, times these, [b]."""
+    if isinstance(parts, dict):
+        return {key: _product(part, weights) for key, part in parts.items()}
+    if isinstance(parts, tuple):
+        return tuple(_product(part, weights) for part in parts)
+    if isinstance(parts, list):
+        return [part * weight.astype(part.dtype) for part, weight in zip(parts, weights, strict=True)]
+    return parts * weights.astype(parts.dtype).reshape(-1, *[1] * (parts.ndim - 1))

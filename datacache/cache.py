@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from datacache import closing, launchers, memory
-from datacache.batches import Batches, Supply, VaryingBatches, elements_of, refuse_fork
+from datacache.batches import AnyBatches, Batches, Supply, VaryingBatches, elements_of, refuse_fork
 from datacache.opened import Opened
 from datacache.order import Schedule, chosen, permutation, word
 from datacache.sources import Progress, Source
@@ -208,7 +208,7 @@ class DataCache:
         """
         from datacache import dataset  # TensorFlow is imported only here, if it is needed
 
-        def prepare(number: int) -> Batches | VaryingBatches:
+        def prepare(number: int) -> AnyBatches:
             return self.prepare(self.schedule(batch_size, number, position, drop_remainder, shuffle, pad))
 
         if epoch is not None or not shuffle and map_func is None:
@@ -330,7 +330,7 @@ class DataCache:
         schedule = functools.partial(Schedule.carrying, *cut)
         return elastic.ElasticTraining(self._input(schedule), state)
 
-    def prepare(self, schedule: Schedule, rank: int | None = None) -> Batches | VaryingBatches:
+    def prepare(self, schedule: Schedule, rank: int | None = None) -> AnyBatches:
         """The batches of a rank, by default of this one, to be read by number.
 
         Raises:

@@ -17,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from datacache import lent, tensors
+from datacache.batches import AnyBatches
 from datacache.elements import Elements, weighted
-from datacache.lent import AnyBatches, Plan
+from datacache.lent import Plan
 from datacache.passes import Passes
 from datacache.signatures import takes
 

@@ -38,6 +38,8 @@ _REMOTE = {
 _REMOTE |= {"ocfs2", "gfs2", "orangefs", "smb3", "smbfs", "virtiofs", "vboxsf", "fuse"}
 _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuseblk"}
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, process
+_SCHEME = "[A-Za-z][A-Za-z0-9+.-]*"
+_ADDRESS = re.compile(f"(?:{_SCHEME}::)*{_SCHEME}://")
 
 
 @contextlib.contextmanager
@@ -96,14 +98,18 @@ def reading(path: str | os.PathLike) -> contextlib.AbstractContextManager[None]:
     return accessing(f"{os.fspath(path)} cannot be read")
 
 
+def is_address(path: str | os.PathLike) -> bool:
+    """Whether a path is the address of a store, such as s3://bucket/train, or of something in it (zip://...::s3://...)."""
+    return _ADDRESS.match(os.fspath(path)) is not None
+
+
 def refuse_address(path: str | os.PathLike, wanted: str, remedy: str) -> None:
     """Makes sure that a path is not the address of an object store, such as s3://bucket/train.
 
     Raises:
         ValueError: if it is.
     """
-    scheme, colon, _ = os.fspath(path).partition("://")
-    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+    if is_address(path):
         raise ValueError(f"Expected {wanted}, got the address {os.fspath(path)}: {remedy}.")
 
 

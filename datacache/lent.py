@@ -9,15 +9,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from datacache.batches import Batches, VaryingBatches
+from datacache.batches import AnyBatches
 from datacache.native import SlabHandle
 from datacache.slab import Slab
 
-AnyBatches: TypeAlias = Batches | VaryingBatches
 Batch = tuple[tf.Tensor, tf.Tensor]
 _LIBRARY = Path(__file__).with_name("_ops.so")
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from datacache import dataset
-from datacache.batches import Batches, VaryingBatches
+from datacache.batches import AnyBatches
 from datacache.order import Schedule
 
 
@@ -30,7 +30,7 @@ class Input(NamedTuple):
     """
 
     schedule: Callable[[int, int], Schedule]
-    prepare: Callable[[Schedule], Batches | VaryingBatches]
+    prepare: Callable[[Schedule], AnyBatches]
     rank: int
     order: dict[str, int]
     content: str
@@ -70,7 +70,7 @@ class PositionCallback(keras.callbacks.Callback):
         begins = {first: position}  # the position at which each epoch begins
 
         @functools.lru_cache(maxsize=2)
-        def prepare(epoch: int) -> Batches | VaryingBatches:
+        def prepare(epoch: int) -> AnyBatches:
             batches = self._input.prepare(self._input.schedule(epoch, begins[epoch]))
             begins[epoch + 1] = -batches.schedule.left_over
             return batches

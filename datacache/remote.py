@@ -15,15 +15,9 @@ from datacache.errors import SourceChangedError
 from datacache.folders import REMEDY, Folder, Found, require_length
 
 StorageOptions: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "Content-MD5", "Digest", "CRC")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created", "date_time")
 _ENDPOINTS = ("endpoint_url", "host", "port", "account_name", "project")  # no secrets, and two stores differ by them
-
-
-def is_address(path: str | os.PathLike) -> bool:
-    """Whether a path is the address of a store, such as s3://bucket/train."""
-    return _ADDRESS.match(os.fspath(path)) is not None
 
 
 class RemoteFolder(Folder):
@@ -77,12 +71,9 @@ class RemoteFolder(Folder):
         return [name for name in self._all_files() if matches(name)]
 
     def found(self, name: str) -> Found:
-        told = self._known.pop(name, None)
-        if told is None or told.get("size") is None:  # directories of web servers have names only
-            with self._asking(name):
-                told = self._ask(lambda system, root: system.info(f"{root}/{name}"))
-        if told.get("size") is None:
-            raise ValueError(f"{self.shown(name)} has no size: its server must tell the length of a file.")
+        told = self._known.pop(name, {})
+        if told.get("size") is None:  # directories of web servers have names only
+            return self._now(name)
         return Found(name, int(told["size"]), _stamp(told))
 
     def complaint(self, listed: Found) -> str | None:
@@ -115,10 +106,17 @@ class RemoteFolder(Folder):
             with file:
                 yield file
 
+    def _now(self, name: str) -> Found:
+        """A file as the store describes it now, whatever was listed."""
+        with self._asking(name):
+            told = self._ask(lambda system, root: system.info(f"{root}/{name}"))
+        if told.get("size") is None:
+            raise ValueError(f"{self.shown(name)} has no size: its server must tell the length of a file.")
+        return Found(name, int(told["size"]), _stamp(told))
+
     def _difference(self, listed: Found) -> str | None:
         """As `complaint`, but what cannot be asked is an error, which may pass."""
-        self._known.pop(listed.name, None)
-        now = self.found(listed.name)
+        now = self._now(listed.name)
         if now == listed:
             return None
         sizes = f"expected {listed.size} bytes, got {now.size} bytes"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from datacache import tfrecord
+from datacache import files, tfrecord
 from datacache.folders import Folder, Found, LocalFolder
 from datacache.listing import NO_LABEL, Listing
-from datacache.remote import RemoteFolder, StorageOptions, is_address
+from datacache.remote import RemoteFolder, StorageOptions
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -78,11 +78,12 @@ class FilesBelow(Source):
 
     def __init__(self, path: str | os.PathLike, storage_options: StorageOptions = None):
         """Takes the path of a directory, or an address as s3://bucket/train and the options of its file system."""
-        if not is_address(path) and storage_options is not None:
+        remote = files.is_address(path)
+        if not remote and storage_options is not None:
             raise ValueError(
                 f"Expected storage_options with an address only, such as s3://bucket/train, got the path {path}."
             )
-        self._folder: Folder = RemoteFolder(os.fspath(path), storage_options) if is_address(path) else LocalFolder(path)
+        self._folder: Folder = RemoteFolder(os.fspath(path), storage_options) if remote else LocalFolder(path)
 
     def describe(self, listing: Listing, index: int) -> str:
         return f"sample {index} ({self._shown(listing, int(listing.file_of[index]))})"
@@ -109,6 +110,15 @@ class FilesBelow(Source):
     @abc.abstractmethod
     def _names(self) -> Sequence[str]:
         """Paths of all files of the source, relative to its root, in order."""
+
+    def _found(self, names: Iterable[str], progress: Progress | None = None, total: int | None = None) -> list[Found]:
+        """Each of these files as it is; `total` is their number, if known."""
+        found = []
+        for name in names:
+            found.append(self._folder.found(name))
+            if progress:
+                progress(len(found), total)
+        return found
 
     def _shown(self, listing: Listing, file: int) -> str:
         return self._folder.shown(listing.name(file))
@@ -171,11 +181,7 @@ class ImageFolder(FilesBelow):
             ValueError: also if a folder has no image and classes are not given, if images are in a folder that is not
                 among the classes, or if something with an image's name is not a file.
         """
-        found = []
-        for name in self._names():
-            found.append(self._folder.found(name))
-            if progress:
-                progress(len(found), None)
+        found = self._found(self._folder.in_classes(self._suffixes), progress)
         if not found:
             raise ValueError(
                 f"{self._folder.shown()} has no file ending in {', '.join(self._suffixes)} inside a class folder: "
@@ -256,7 +262,7 @@ class RecordsBelow(FilesBelow):
             DamagedFileError: if a file is not in the format.
             ValueError: also if something with a file's name is not a file.
         """
-        found, samples = [self._folder.found(name) for name in self._names()], []
+        found, samples = self._found(self._names()), []
         for number, each in enumerate(found):
             with self._folder.opened(each.name) as file:
                 places = self.places(file, self._folder.shown(each.name), each.size)

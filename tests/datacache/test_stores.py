@@ -15,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import datacache
+from datacache import files
 from datacache.errors import SourceChangedError
 from datacache.remote import RemoteFolder
 from tests.datacache import members, stores
@@ -263,3 +264,18 @@ def test_two_endpoints_are_two_places():
         RemoteFolder("memory://bucket", {"client_kwargs": {"endpoint_url": each}, "key": "k"}).place for each in "ab"
     }
     assert places == {"memory://bucket endpoint_url=a", "memory://bucket endpoint_url=b"}
+
+
+@pytest.mark.parametrize(
+    "path, remote",
+    [
+        ("s3://bucket", True),
+        ("zip://a::s3://bucket/b.zip", True),
+        ("simplecache::s3://bucket", True),
+        ("old::new/train", False),
+        ("/data/a://b", False),
+        ("9p://x", False),
+    ],
+)
+def test_addresses_are_told_from_paths(path, remote):
+    assert files.is_address(path) == remote
